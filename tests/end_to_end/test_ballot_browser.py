@@ -13,6 +13,7 @@ import pytest
 from tests.support.browser import VARIABLE, Browser, browser, chromium
 from tests.support.comparisons import ballot, written_pair
 from tests.support.hostile_texts import HOSTILE
+from tests.support.runs import records
 from tests.support.voted import state, voting
 
 pytestmark = pytest.mark.skipif(
@@ -23,15 +24,13 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     program = chromium()
-    assert program is not None
     with browser(program, tmp_path_factory.mktemp("profile")) as made:
         yield made
 
 
 def votes(folder: Path) -> list[str]:
     file = folder / "votes.jsonl"
-    records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return [each.get("vote", "undone") for each in records]
+    return [each.get("vote", "undone") for each in (records(file) if file.exists() else [])]
 
 
 SHOWN = "document.body.dataset.pair"

@@ -19,6 +19,7 @@ from posttrain.runs.named_inputs import named_files
 from posttrain.runs.run_inputs import RunInputs
 from tests.closed_form.test_comparison import result
 from tests.support.commands import printed, refusal
+from tests.support.own_objects import OWN_CODE
 from tests.support.refusals import refused
 from tests.support.runs import tiny_recipe
 
@@ -27,27 +28,6 @@ REWARD = """from helper import SIZE
 
 def score(completions, **columns):
     return [SIZE * len(each) for each in completions]
-"""
-ALGORITHM = "from posttrain.algorithms.table import grpo\n\n\ndef mine():\n    return grpo()\n"
-TASK = """from posttrain.rewards.grading.function import reward_function
-from posttrain.tasks.base import Task
-
-
-def short(completions, **columns):
-    return [1 / (1 + len(each)) for each in completions]
-
-
-class Words(Task):
-    name = "words"
-
-    def __init__(self, renderer, *, seed):
-        self.renderer, self.reward_functions = renderer, (reward_function(short),)
-
-    def prompts(self, step, draws):
-        return [self.renderer.render("Say", id=f"{step}/{n}", prefill="", columns={}) for n in draws]
-
-    def held_out(self):
-        return []
 """
 FORMS = ["mine.py:{}", "./mine.py:{}", "inner/mine.py:{}", "{here}/mine.py:{}", "mine:{}", "inner.mine:{}", "inner:{}"]
 
@@ -59,8 +39,8 @@ def place(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     (place / "inner").mkdir(parents=True)
     for folder in (place, place / "inner"):
         (folder / "helper.py").write_text("SIZE = 1\n")
-        (folder / "algorithms.py").write_text(ALGORITHM)
-        (folder / "tasks.py").write_text(TASK)
+        (folder / "algorithms.py").write_text(OWN_CODE)
+        (folder / "tasks.py").write_text(OWN_CODE)
     (place / "mine.py").write_text(REWARD)
     (place / "inner" / "mine.py").write_text(REWARD)
     (place / "inner" / "__init__.py").write_text("from .mine import score\n")
@@ -102,13 +82,11 @@ NAMED = {
     "rewards[0].path": "mine.py:score",
     "rewards[1].path": "inner.mine:score",
     "algorithm.path": "algorithms.py:mine",
-    "task.path": "tasks.py:Words",
+    "task.path": "tasks.py:Mine",
 }
 
 
-def test_the_command_refuses_changed_code_that_is_named_in_the_working_folder(
-    place: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_refuses_changed_code_that_is_named_in_the_working_folder(place: Path, model: Path, capsys) -> None:
     recipe = tiny_recipe(place, model={"path": str(model)}, run={"num_steps": 1, "folder": "run"})
     content = yaml.safe_load(recipe.read_text())
     rewards = [{"path": path} for option, path in NAMED.items() if option.startswith("rewards")]
@@ -144,9 +122,7 @@ def test_a_run_that_kept_no_digest_of_its_code_is_resumed_with_a_word(place: Pat
     assert main(["rl", "--resume", "run", "--run.num-steps", "3"]) == 2
 
 
-def test_digests_of_code_that_an_earlier_version_kept_are_not_compared(
-    place: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_digests_of_code_that_an_earlier_version_kept_are_not_compared(place: Path, model: Path, capsys) -> None:
     def run(num_steps: int) -> None:
         rollout = {"prompts_per_step": 2, "group_size": 2, "max_completion_tokens": 4}
         task = {"name": "dataset", "held_out_share": 0}

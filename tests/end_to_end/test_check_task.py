@@ -88,9 +88,7 @@ def test_a_reward_whose_extra_is_missing_says_so_once_and_tries_nothing(
     assert "pip install posttrain[" in said.err
 
 
-def test_a_judge_without_an_endpoint_says_how_to_check_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_judge_without_an_endpoint_says_how_to_check_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-task", "judge"]) == 2
     said = capsys.readouterr()
     mentions(said.out, "0  ", "a forged verdict")
@@ -147,7 +145,6 @@ def test_lines_are_told_as_they_come(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SLEEPY)
     command = [sys.executable, "-m", "posttrain.cli", "check-task", f"{tmp_path}/mine.py:solved"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         arrived = [time.monotonic() for _ in process.stdout]
     assert arrived[-1] - arrived[0] > 0.3  # eleven answers of 50 ms each
 
@@ -220,8 +217,6 @@ def test_a_mistaken_function_is_told_once(tmp_path: Path, rows: str, capsys: pyt
     assert "anwser" not in told.out
 
 
-def test_rows_without_prompts_are_refused_by_flag(
-    tmp_path: Path, rows: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_without_prompts_are_refused_by_flag(tmp_path: Path, rows: str, capsys) -> None:
     assert checked(tmp_path, CAREFUL, "--rows", rows, "--prompt-column", "question") == 2
     assert "check-task: --prompt-column" in capsys.readouterr().err

@@ -264,9 +264,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize(("command", "flag"), product(COMMANDS, FLAGS))
-def test_a_path_is_imported_where_it_is_read(
-    command: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_is_imported_where_it_is_read(command: str, flag: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("import pathlib\n\npathlib.Path('imported').touch()\n")
     Path("phases.yaml").write_text("phases: [{name: a}]")

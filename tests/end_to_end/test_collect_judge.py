@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import posttrain
 from posttrain.commands.collection.judge_answers import LlmJudge, read_principles
@@ -22,9 +21,9 @@ from posttrain.options.collect import LlmJudgeOptions
 from posttrain.rewards import judge_reward
 from posttrain.runs.reports import Run
 from tests.support.comparisons import written_pair, written_pairs
-from tests.support.faulty_endpoint import Endpoint, endpoint, reply, says, slow, status
+from tests.support.faulty_endpoint import Endpoint, endpoint, reply, says, status
 from tests.support.refusals import refused
-from tests.support.runs import start
+from tests.support.runs import records
 
 ROWS = [{"prompt": f"{a} and "} for a in range(4)]
 
@@ -68,18 +67,14 @@ def collected(folder: Path, at: Endpoint | str, model: Path, *, resume: bool = F
     return posttrain.collect(config, resume=resume)
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def test_each_pair_is_asked_in_both_orders_and_kept_with_its_reasons(model: Path, tmp_path: Path) -> None:
     with endpoint(longer) as at:
         run = collected(tmp_path / "run", at, model)
         orders = Counter(tuple(shown(body)) for body in at.asked)
-        unasked = [each for each in lines(run.folder / "answers.jsonl") if not each["order"]]
+        unasked = [each for each in records(run.folder / "answers.jsonl") if not each["order"]]
         assert len(at.asked) == 2 * (run.summary["num_pairs"] - len(unasked))
     assert all(count == 1 and orders[(b, a)] == 1 for (a, b), count in orders.items())
-    rows = lines(run.folder / "preferences.jsonl")
+    rows = records(run.folder / "preferences.jsonl")
     assert rows
     for row in (row for row in rows if "unasked" not in row["reasons"][0]):
         assert len(row["chosen"].strip()) > len(row["rejected"].strip())
@@ -93,7 +88,7 @@ def test_each_pair_is_asked_in_both_orders_and_kept_with_its_reasons(model: Path
 def test_a_judge_that_always_likes_the_first_makes_nothing_but_ties(model: Path, tmp_path: Path) -> None:
     with endpoint(says('{"winner": "A"}')) as at:
         run = collected(tmp_path / "run", at, model)
-    asked = [row for row in lines(run.folder / "preferences.jsonl") if "unasked" not in row["reasons"][0]]
+    asked = [row for row in records(run.folder / "preferences.jsonl") if "unasked" not in row["reasons"][0]]
     assert asked == []
     assert run.summary["num_ties"] > 0
     assert (run.summary["same_in_both_orders"], run.summary["first_shown_share"]) == (0.0, 1.0)
@@ -103,42 +98,20 @@ def test_what_is_answered_is_kept_when_the_judge_fails_and_not_asked_again(model
     folder = tmp_path / "run"
     with endpoint(*[longer] * 5, status(500)) as at, refused("grading.max_failure_share", "--resume", error=RunError):
         collected(folder, at, model, options={"at_once": 1, "tries": 1})
-    answered = [each for each in lines(folder / "answers.jsonl") if each["order"]]
+    answered = [each for each in records(folder / "answers.jsonl") if each["order"]]
     assert len(answered) == 5
     with endpoint(longer) as again:  # at another port, as a server that was started again may be
         run = collected(folder, again, model, resume=True, options={"at_once": 1, "tries": 1})
         asked = len(again.asked)
     assert again.url in (folder / "config.yaml").read_text()
-    unasked = [each for each in lines(folder / "answers.jsonl") if not each["order"]]
+    unasked = [each for each in records(folder / "answers.jsonl") if not each["order"]]
     assert asked == 2 * (run.summary["num_pairs"] - len(unasked)) - 5
     assert run.summary["num_open"] == 0
-    kept = lines(folder / "answers.jsonl")
+    kept = records(folder / "answers.jsonl")
     assert len({(each["pair"], each["principle"], each["order"]) for each in kept}) == len(kept)
     with endpoint(longer) as third:
         collected(folder, third, model, resume=True, options={"at_once": 1, "tries": 1})
         assert third.asked == []
-
-
-def test_a_collection_that_was_killed_asks_for_no_answer_that_it_has(model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    with endpoint(slow(0.02, longer)) as at:
-        sections = sections_of(folder, at, model, options={"at_once": 1})
-        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(sections))
-        running = start("collect", "recipe.yaml", folder=tmp_path)
-        answers = folder / "answers.jsonl"
-        running.wait_until(lambda: answers.exists() and answers.read_bytes().count(b'"second"') >= 3)
-        running.signal(signal.SIGKILL)
-        assert running.ended().code == -signal.SIGKILL
-        before = len(at.asked)
-        whole = answers.read_bytes().count(b"\n")
-        told = [json.loads(line) for line in answers.read_bytes().splitlines()[:whole]]
-        run = collected(folder, at, model, resume=True, options={"at_once": 1})
-        kept = lines(answers)
-    asked_of = [each for each in kept if each["order"]]
-    assert len(at.asked) - before == len(asked_of) - sum(bool(each["order"]) for each in told)
-    assert kept[:whole] == told
-    assert run.summary["num_open"] == 0
 
 
 def test_principles_are_drawn_for_each_pair_or_all_asked(tmp_path: Path) -> None:
@@ -250,7 +223,7 @@ def test_a_spent_budget_is_raised_and_the_collection_goes_on(model: Path, tmp_pa
     folder = tmp_path / "run"
     with endpoint(longer) as at, refused("Raise it, or judge fewer completions, and resume", error=RunError):
         collected(folder, at, model, options={"at_once": 1, "token_budget": 30})
-    answered = [each for each in lines(folder / "answers.jsonl") if each["order"]]
+    answered = [each for each in records(folder / "answers.jsonl") if each["order"]]
     assert len(answered) == 3
     assert json.loads((folder / "summary.json").read_text())["num_judged"] >= 1
     assert (folder / "preferences.jsonl").is_file()

@@ -9,6 +9,7 @@ from threading import Thread
 import pyarrow as pa
 import pytest
 from huggingface_hub import constants
+from pyarrow import parquet
 
 from posttrain.errors import RunError, UserError
 from posttrain.options.dataset import DatasetOptions
@@ -25,9 +26,6 @@ ASK, YES, NO = (
 
 def prompts(mine: DatasetTask) -> list[object]:
     return [row.columns["prompt"] for row in mine.training_rows]
-
-
-# Where rows are.
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
@@ -57,16 +55,19 @@ def test_a_pattern_is_its_files_by_name(tmp_path: Path) -> None:
     assert [row.where for row in mine.training_rows] == ["a.jsonl:1", "a.jsonl:2", "b.jsonl:1", "b.jsonl:2"]
 
 
-@pytest.mark.parametrize("kind", ["stream", "file"])
-def test_arrow_files_of_both_formats_are_read(tmp_path: Path, kind: str) -> None:
-    table, path = pa.Table.from_pylist(SUMS[:3]), tmp_path / "rows.arrow"
-    with (pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file)(path, table.schema) as writer:
-        writer.write_table(table)
+@pytest.mark.parametrize("kind", ["stream.arrow", "file.arrow", "rows.parquet"])
+def test_tables_of_arrow_are_read(tmp_path: Path, kind: str) -> None:
+    table, path = pa.Table.from_pylist(SUMS[:3]), tmp_path / kind
+    if kind == "rows.parquet":
+        parquet.write_table(table, path)
+    else:
+        with (pa.ipc.new_stream if kind == "stream.arrow" else pa.ipc.new_file)(path, table.schema) as writer:
+            writer.write_table(table)
     assert [(row.where, row.columns) for row in read_rows(str(path))] == [
-        (f"rows.arrow:{number}", row) for number, row in enumerate(SUMS[:3], start=1)
+        (f"{kind}:{number}", row) for number, row in enumerate(SUMS[:3], start=1)
     ]
     path.write_bytes(b"nothing")
-    with refused("rows.arrow: cannot be read as arrow"):
+    with refused(f"{kind}: cannot be read as {path.suffix[1:]}"):
         read_rows(str(path))
 
 
@@ -180,9 +181,6 @@ def test_files_are_known_by_what_is_in_them(tmp_path: Path) -> None:
     assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, False]
 
 
-# What rows are called, and what formats they have.
-
-
 def test_columns_get_the_names_that_rewards_and_prompts_have(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "rows.jsonl", [{"question": "a", "answer": "b", "prompt": "old", "kind": 1}])
     (prompt,) = task(path=path, columns={"prompt": "question", "ground_truth": "answer"}).prompts(1, range(1))
@@ -220,9 +218,6 @@ def test_held_out_rows_from_memory_are_those_and_no_others() -> None:
     mine = task(SUMS, held_out_rows=[*SUMS[3:5], {"prompt": "other"}])
     assert [prompt.text for prompt in mine.held_out()] == ["3 + 3 = ", "4 + 4 = ", "other"]
     assert len(mine.training_rows) == 38
-
-
-# Bad rows.
 
 
 BAD = {
@@ -288,9 +283,6 @@ def test_a_renamed_column_that_a_row_lacks_is_told(tmp_path: Path) -> None:
         task(path=path, columns={"prompt": "qestion"})
     with refused("rows.jsonl:1: the column `n`: not JSON … Leave it out of json_columns"):
         task(path=path, columns={"prompt": "question"}, json_columns=("n",))
-
-
-# Long prompts.
 
 
 def test_long_prompts_are_left_out_or_cut_and_counted() -> None:

@@ -8,21 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from matplotlib.figure import Figure
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posttrain
-from posttrain.config import Config, RewardModelConfig, SftConfig
+from posttrain.config import RewardModelConfig, SftConfig, build
 from posttrain.config.reading import resolved_config
+from posttrain.config.recipes import RecipeLayer
 from posttrain.runs.reports import StepReport
+from posttrain.training.sft.sft_run import train_sft
 from tests.support.accidents import Accident
 from tests.support.commands import printed, refusal
-from tests.support.conversations import chat_model, chat_tokenizer, turns
+from tests.support.conversations import chat_model, chat_tokenizer
 from tests.support.fit_places import KINDS, place
-from tests.support.refusals import mentions, refused
-from tests.support.runs import after_training, command, metrics_of
+from tests.support.own_objects import Notes
+from tests.support.refusals import refused
+from tests.support.runs import after_training, command, metrics_of, records
 
 every_kind = pytest.mark.parametrize("name", KINDS)
 Finished = Callable[[str], Path]
@@ -137,55 +138,6 @@ def test_a_run_that_a_watcher_ends_is_measured_then(name: str, tmp_path: Path, m
 ROWS = KINDS["sft"].rows
 
 
-def test_rows_are_learned_and_transformers_loads_the_model(finished: Callable[[str], Path]) -> None:
-    run = finished("sft") / "run"
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["after"]["loss"] < summary["before"]["loss"] - 2
-    model = AutoModelForCausalLM.from_pretrained(run / "model")
-    assert AutoTokenizer.from_pretrained(run / "model").chat_template
-    assert model.config.vocab_size == len(chat_tokenizer())
-
-
-def test_a_dry_run_shows_masks_and_rows_that_are_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place("sft", tmp_path / "place"))
-    rows = [{"prompt": "2+2=", "completion": "4"}, {"prompt": "=" * 60, "completion": "4"}]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ["--task.held-out-share", "0", "--task.prompt-format", "chat", "--sft.long-rows", "skip"]
-    out = printed("sft", "recipe.yaml", "--dry-run", *flags, "--sft.tokens-per-batch", "199")
-    mentions(out, "1 rows of", "1 too long and skipped: rows.jsonl:2", "\n           row format prompt_completion\n")
-    assert "\none step   5 rows or 199 tokens, learning rate" in out  # 5 rows of at most 40 tokens may be 200
-    assert "<|im_start|>user\n2+2=<|im_end|>\n<|im_start|>assistant\n⟪4<|im_end|>⟫\n" in out
-    Path("rows.jsonl").write_text(json.dumps({"text": "=" * 200}) + "\n")
-    said = refusal("sft", "recipe.yaml", "--task.held-out-share", "0", "--sft.max-length", "500")
-    assert "1 rows are longer than 160 tokens: rows.jsonl:1 (201 tokens)" in said
-
-
-def test_from_python_the_policy_and_rows_are_objects_and_frozen_parts_stay(tmp_path: Path) -> None:
-    tokenizer = chat_tokenizer()
-    policy = posttrain.as_policy(chat_model(tokenizer, family="gpt2"), tokenizer)
-    frozen = policy.model.get_input_embeddings().weight
-    frozen.requires_grad_(False)
-    before, moved = frozen.detach().clone(), policy.model.get_parameter("transformer.h.0.ln_1.weight")
-    start = moved.detach().clone()
-    config = posttrain.load_recipe(
-        kind=SftConfig,
-        task={"name": "dataset", "held_out_share": 0},
-        sft={"rows_per_batch": 8},
-        run={"folder": str(tmp_path / "run"), "num_steps": 2, "threads": 1},
-    )
-    run = posttrain.train_sft(config, rows=ROWS, policy=policy)
-    assert torch.equal(frozen, before)
-    assert not torch.equal(moved, start)
-    assert run.summary["eval_loss"] is None, "nothing is held out"
-    assert not any("eval/loss" in line for line in metrics_of(run.folder))
-    with refused("resume", "policy = GPT2LMHeadModel"):
-        posttrain.train_sft(config, resume=True)
-    with refused("39 rows", "40 rows"):
-        posttrain.train_sft(config, rows=ROWS[1:], policy=policy, resume=True)
-    with refused("rows", "countdown"):
-        posttrain.train_sft(SftConfig(), rows=ROWS)
-
-
 def test_a_base_model_learns_to_stop_at_the_token_that_ends_turns(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer()
     tokenizer.eos_token = "<|end|>"
@@ -204,9 +156,6 @@ def test_a_base_model_learns_to_stop_at_the_token_that_ends_turns(tmp_path: Path
     assert saved.stop_ids == (0, end)
 
 
-PAIRS = KINDS["reward-model"].rows
-
-
 @pytest.fixture
 def whole(finished: Callable[[str], Path]) -> Path:
     return finished("reward-model")
@@ -219,7 +168,7 @@ def test_a_run_leaves_a_classifier_that_is_right_and_its_scores_of_held_out_pair
     assert after["accuracy_interval"] == [pytest.approx(0.78, abs=0.05), 1.0], "few prompts, all right: no point"
     assert sum(each["num_pairs"] for each in after["calibration"]) == apart
     assert summary["before"]["loss"] > after["loss"]
-    told = [json.loads(line) for line in (whole / "run" / "held_out.jsonl").read_text().splitlines()]
+    told = records(whole / "run" / "held_out.jsonl")
     assert len(told) == apart
     assert all(each["chosen"] > each["rejected"] and each["where"].startswith("rows.jsonl:") for each in told)
     margins = [each["chosen"] - each["rejected"] for each in told]
@@ -227,67 +176,89 @@ def test_a_run_leaves_a_classifier_that_is_right_and_its_scores_of_held_out_pair
     assert (whole / "run" / "model" / "README.md").read_text().startswith("# Reward model")
 
 
-def test_transformers_and_the_reward_read_the_held_out_scores_from_the_folder(whole: Path) -> None:
-    folder = whole / "run" / "model"
-    told = [json.loads(line) for line in (whole / "run" / "held_out.jsonl").read_text().splitlines()]
-    rows = [PAIRS[int(each["where"].rpartition(":")[2]) - 1] for each in told]
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    texts = [tokenizer.apply_chat_template(row["chosen"], tokenize=False) for row in rows]
-    with torch.no_grad():
-        scores = model(**tokenizer(texts, return_tensors="pt", padding=True)).logits[:, 0]
-    expected = torch.tensor([each["chosen"] for each in told])
-    assert (scores - expected).abs().max() <= 1e-5
-    reward = posttrain.RewardModel(folder)
-    found = reward(
-        prompts=[turns(row["rejected"][0]["content"]) for row in rows],
-        completions=[row["rejected"][1:] for row in rows],
-    )
-    assert (torch.tensor(found) - torch.tensor([each["rejected"] for each in told])).abs().max() <= 1e-5
-
-
-def test_rates_are_those_of_what_is_trained_and_an_adapter_is_merged() -> None:
-    whole_model = posttrain.load_recipe(kind=RewardModelConfig, task="dataset")
-    assert resolved_config(whole_model).reward_model.learning_rate == 1e-5
+def test_a_reward_models_adapter_is_merged() -> None:
     adapter = posttrain.load_recipe(kind=RewardModelConfig, task="dataset", model={"adapter": {"rank": 4}})
-    assert resolved_config(adapter).reward_model.learning_rate == 1e-4
-    assert adapter.model.adapter is not None
     assert adapter.model.adapter.save == "merged"
     again = posttrain.as_recipe(adapter)
     assert posttrain.load_recipe(kind=RewardModelConfig, **yaml.safe_load(again)) == resolved_config(adapter)
 
 
-def test_from_python_a_policy_and_rows_are_given_and_rl_goes_on_by_what_was_learned(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **look: None)
-    tokenizer = AutoTokenizer.from_pretrained(whole / "model")
-    policy = posttrain.as_policy(posttrain_model(whole / "model"), tokenizer)
-    config = posttrain.load_recipe(
-        kind=RewardModelConfig,
-        task={"name": "dataset", "held_out_share": 0},
-        reward_model={"num_epochs": None, "center_coefficient": 0, "margin_scale": 0, "head_rate_scale": 3.0},
-        run={"folder": "rm", "num_steps": 2, "threads": 1},
-    )
-    run = posttrain.train_reward_model(config, policy=policy, rows=PAIRS[:8])
-    assert run.summary["steps"] == 2
-    assert run.summary["after"] == {}
-    assert [path.name for path in run.folder.glob("*.png")] == ["curves.png"]
-    rl = posttrain.load_recipe(
-        kind=Config,
-        model={"path": str(whole / "model")},
-        task={"name": "dataset", "held_out_share": 0},
-        rewards=[{"model": str(run.model_folder), "ensemble": [str(whole / "run" / "model")], "combine": "least"}],
-        rollout={"prompts_per_step": 2, "group_size": 2, "max_completion_tokens": 4},
-        run={"folder": "rl", "num_steps": 1, "threads": 1},
-    )
-    found = posttrain.train(rl, rows=[{"prompt": turns("2?")}, {"prompt": turns("3?")}])
-    (line,) = [line for line in metrics_of(found.folder) if "rewards/model/mean" in line]
-    assert line["logged/model/deviation"] > 0
+DEMONSTRATIONS: dict[str, dict[str, Any]] = {
+    "model": {"hidden_size": 16, "mlp_size": 24, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1},
+    "sft": {
+        "learning_rate": 2e-2,
+        "schedule": "cosine",
+        "weight_decay": 0.01,
+        "tokens_per_batch": 512,
+        "tokens_per_microbatch": 256,
+        "eval_every": 4,
+        "eval_size": 8,
+    },
+    "checkpoint": {"every_steps": 4},
+    "run": {"num_steps": 12, "threads": 1},
+}
 
 
-def posttrain_model(folder: Path) -> Any:
-    from transformers import AutoModelForCausalLM
+def demonstrations(place: Path) -> Path:
+    place.mkdir()
+    content = {**DEMONSTRATIONS, "run": {**DEMONSTRATIONS["run"], "folder": str(place / "run")}}
+    (place / "recipe.yaml").write_text(yaml.safe_dump(content))
+    return place / "recipe.yaml"
 
-    return AutoModelForCausalLM.from_pretrained(folder)
+
+@pytest.fixture(scope="module")
+def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped."""
+    place = tmp_path_factory.mktemp("sft") / "whole"
+    ended = command("sft", demonstrations(place), folder=place.parent)
+    assert ended.code == 0, ended.err
+    return place / "run"
+
+
+def config_of(place: Path) -> SftConfig:
+    file = demonstrations(place)
+    return build(SftConfig, [RecipeLayer(where=str(file), sections=yaml.safe_load(file.read_text()))])
+
+
+def test_a_watcher_of_ones_own_sees_steps_evaluations_checkpoints_and_the_end(demonstrated: Path) -> None:
+    place, notes = demonstrated.parent.parent / "watched", Notes("own/tokens", lambda report: report.num_tokens)
+    run = train_sft(config_of(place), watchers=[notes])
+    assert run.model_folder == place / "run" / "model"
+    assert json.loads((run.folder / "summary.json").read_text()) == run.summary
+    (first, *lines), tokens = metrics_of(place / "run"), 0
+    for line in lines:
+        tokens += line.pop("own/tokens")
+        assert tokens == line["num_tokens"]
+    assert [first, *lines] == metrics_of(demonstrated), "a watcher changes nothing"
+    measured = {
+        line["step"]: {name: value for name, value in line.items() if name.startswith("eval/")}
+        for line in [first, *lines]
+        if "eval/loss" in line
+    }
+    assert {report.step: report.results for report in notes.evaluations} == measured
+    assert list(measured) == [0, *(step for step, _ in notes.saves)] == [0, 4, 8, 12]
+    (end,) = notes.ends
+    assert end.summary["eval_loss"] == measured[12]["eval/loss"]
+
+
+def test_the_loss_falls_and_the_model_loads_without_posttrain(demonstrated: Path) -> None:
+    before, *steps = metrics_of(demonstrated)
+    losses = [step["loss"] for step in steps]
+    # From ln 390 = 5.97 nats, a uniform guess, to far below the 4.8 of knowing the digits and tags from the rest.
+    assert losses[0] == pytest.approx(5.97, abs=0.3)
+    assert losses[-1] < 4.0
+    summary = json.loads((demonstrated / "summary.json").read_text())
+    measured = [step["eval/loss"] for step in steps if "eval/loss" in step]
+    assert (summary["before"]["loss"], summary["after"]["loss"]) == (before["eval/loss"], measured[-1])
+    assert summary["eval_loss"] == measured[-1], "the loss of the weights that are saved"
+    assert summary["best_eval_loss"] == min(measured)
+    manifest = json.loads((demonstrated / "checkpoints" / "step-000012" / "manifest.json").read_text())
+    assert manifest["score"] == -measured[-1], "the best checkpoint is the one with the lowest loss"
+    model, tokenizer = (kind.from_pretrained(demonstrated / "model") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    assert tokenizer.decode(tokenizer.encode("<think>1+2=3</think>")) == "<think>1+2=3</think>"
+    assert model.config.vocab_size == len(tokenizer)
+
+
+def test_a_diverging_run_says_which_rate_to_lower(tmp_path: Path) -> None:
+    said = refusal("sft", demonstrations(tmp_path / "place"), "--sft.learning-rate", "1e38", code=1)
+    assert "No step was taken.  Start again with a lower sft.learning_rate." in said

@@ -25,8 +25,7 @@ from posttrain.runs.named_inputs import named_files, named_options
 from posttrain.runs.run_inputs import code_input
 from posttrain.schemas import field_docs
 from posttrain.training.session import CallerObjects, inputs_of
-from tests.end_to_end.test_resume_inputs import inputs
-from tests.support.own_objects import ROWS
+from tests.support.own_objects import ROWS, inputs
 
 
 def test_rows_of_a_generator_are_taken_once_and_are_those_of_a_list() -> None:
@@ -143,9 +142,7 @@ HELPER = "LIMIT = 1\n\n\ndef inner(text):\n    return len(text) + LIMIT\n"
 
 @pytest.mark.parametrize("main", [False, True], ids=["imported", "__main__"])
 @pytest.mark.parametrize("name", CHANGES)
-def test_code_that_a_reward_reads_by_name_belongs_to_it(
-    name: str, main: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_a_reward_reads_by_name_belongs_to_it(name: str, main: bool, tmp_path: Path, monkeypatch) -> None:
     def digest_with(was: str, now: str, number: int) -> str:
         """Of the reward in a module of its own, after a change to it or to its helper."""
         folder = tmp_path / str(number)
@@ -156,8 +153,6 @@ def test_code_that_a_reward_reads_by_name_belongs_to_it(
         for each in ("digested", "digested_helper"):
             monkeypatch.delitem(sys.modules, each, raising=False)
         spec = spec_from_file_location("__main__" if main else "digested", folder / "digested.py")
-        assert spec is not None
-        assert spec.loader is not None
         module = module_from_spec(spec)
         monkeypatch.setitem(sys.modules, spec.name, module)
         spec.loader.exec_module(module)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.accidents import Accident
 from tests.support.refusals import refused
-from tests.support.runs import Command, command, metrics_of, require_same, start, tiny_recipe
+from tests.support.runs import Command, command, metrics_of, start, tiny_recipe
 
 WAITING = """
 import signal
@@ -121,32 +121,6 @@ def test_a_signal_while_a_run_is_loaded_again_says_what_is_kept(folder: Path) ->
         else:  # in a step it waits for the end of that
             assert ended.err == ""
             assert "SIGTERM: stopped after step 2; everything is saved." in ended.out
-
-
-def test_a_signal_leaves_the_earlier_run_in_a_folder_that_was_to_be_overwritten(folder: Path) -> None:
-    place = folder / "overwrite"
-    recipe = tiny_recipe(place, run={"num_steps": 1})
-    assert command("rl", recipe, folder=place).code == 0
-    accident = Accident(moment="dice call 1", signal=signal.SIGTERM)
-    ended = command("rl", recipe, "--run.overwrite", folder=place, accident=accident)
-    assert (ended.code, ended.err) == (130, f"posttrain: SIGTERM: {NOTHING_KEPT}")
-    assert steps_logged(place / "run") == [0, 1]
-
-
-def test_the_installed_program_is_killed_and_interrupted_the_same_way(folder: Path) -> None:
-    """As a person runs it: an interpreter of its own, `python -m posttrain`, killed at an arbitrary moment."""
-    place, whole = folder / "program", folder / "program-whole"
-    run, recipe = place / "run", tiny_recipe(place)
-    program = subprocess.Popen([sys.executable, "-m", "posttrain", "rl", str(recipe)], stdout=subprocess.DEVNULL)
-    while len(steps_logged(run)) < 3:
-        assert program.poll() is None
-        time.sleep(0.001)
-    program.kill()
-    assert program.wait(60) == -signal.SIGKILL
-    resumed = command("rl", "--resume", run, folder=place)
-    assert (resumed.code, resumed.err) == (0, "")
-    assert command("rl", tiny_recipe(whole), folder=whole).code == 0
-    require_same(run, whole / "run")
 
 
 STAND_IN = """#!{python}

@@ -1,30 +1,25 @@
-"""Mixtures of data sets, rows that generators make, and rows the whole way through the command."""
+"""Rows as a task: what is trained on and held out, mixtures, rows that generators make, and rows in the command."""
 
 import importlib.util
 import json
 import subprocess
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import posttrain
-from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.options.dataset import DatasetOptions, GeneratedOptions, GeneratorOptions, MixtureSourceOptions
+from posttrain.records import Prompt
 from posttrain.runs.named_inputs import read_named_input, rows_of_task
-from posttrain.runs.progress import Clock
-from posttrain.tasks.dataset import GeneratedTask
+from posttrain.tasks.dataset import DatasetTask, GeneratedTask
 from posttrain.tasks.row_files.generator_rows import generated_rows, row_maker_answer, rows_or_error
-from posttrain.training.collector import no_journal
-from posttrain.training.metrics import step_metrics
 from posttrain.training.session import open_session, require_sound_rows
 from tests.support.dataset_rows import RENDERER, SUMS, json_lines
 from tests.support.dataset_rows import task_of_rows as task
 from tests.support.refusals import mentions, refused
-from tests.support.reward_models import reward_folder
-from tests.support.runs import SHAPE, command, metrics_of, save_tiny_model, tiny_recipe
+from tests.support.runs import command, metrics_of, save_tiny_model, tiny_recipe
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +76,9 @@ def test_a_mixture_writes_its_column_and_overwrites_none(folder: Path) -> None:
 
 
 def test_a_mixture_in_a_recipe_is_a_task_of_rows_whose_mistakes_are_told() -> None:
-    task_of = posttrain.load_recipe(task={"sources": [{"path": "a.jsonl"}, {"path": "b.jsonl", "name": "b"}]}).task
-    assert isinstance(task_of, DatasetOptions)
-    assert [source.name for source in task_of.sources] == ["", "b"]
+    made = posttrain.load_recipe(task={"sources": [{"path": "a.jsonl"}, {"path": "b.jsonl", "name": "b"}]}).task
+    assert isinstance(made, DatasetOptions)
+    assert [source.name for source in made.sources] == ["", "b"]
     for source, says in (
         ({"path": "a", "wieght": 1}, "task.sources.0.wieght: no such field.  Did you mean `weight`?"),
         ({"weight": 1}, "task.sources[0].path = '' is empty"),
@@ -224,80 +219,121 @@ def test_another_version_of_the_library_is_noticed_by_a_resume(monkeypatch: pyte
     assert read_named_input(named)["task.generator"].differs(began)
 
 
-SCIENCE = [
-    {"prompt": f"Which has the symbol {symbol}? (A) {a} (B) {b}", "answer": answer}
-    for symbol, a, b, answer in (
-        ("H", "hydrogen", "iron", "A"),
-        ("Fe", "hydrogen", "iron", "B"),
-        ("O", "oxygen", "gold", "A"),
-        ("Au", "oxygen", "gold", "B"),
+MANY = [{"prompt": f"{i} + {i} = ", "answer": str(2 * i)} for i in range(200)]
+
+
+def task_of(rows: Sequence[Mapping[str, object]] | None = MANY, **options: Any) -> DatasetTask:
+    """A fifth of the rows is held out unless the options say otherwise."""
+    return task(rows, **{"held_out_share": 0.2, **options})
+
+
+OPENED = [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]
+
+
+def texts(prompts: Sequence[Prompt]) -> list[str]:
+    return [prompt.text for prompt in prompts]
+
+
+def texts_of(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    return [str(row["prompt"]) for row in rows]
+
+
+def test_a_prompt_is_a_function_of_seed_step_and_draw() -> None:
+    whole = texts(task_of().prompts(5, range(12)))
+    assert texts(task_of().prompts(5, range(3, 11))) == whole[3:11]  # a new task that never saw the steps before
+    assert texts(task_of(seed=1).prompts(5, range(12))) != whole
+    epoch = len(task_of().training_rows) // 8 + 1  # the order of the next epoch is another
+    assert texts(task_of().prompts(epoch, range(8))) != texts(task_of().prompts(0, range(8)))
+
+
+def test_a_prompt_carries_its_place_its_tokens_and_every_other_column() -> None:
+    (prompt,) = task_of(MANY[:1], held_out_share=0.0, prefill="<think>").prompts(0, range(1))
+    assert (prompt.id, prompt.columns, prompt.prefill) == ("rows:1", {"answer": "0"}, "<think>")
+    assert prompt.text == RENDERER.tokenizer.decode(prompt.tokens) == "0 + 0 = <think>"
+
+
+def test_held_out_prompts_are_a_share_that_no_seed_changes_and_no_step_trains_on() -> None:
+    mine = task_of(held_out_share=0.2, prompts_per_step=50)
+    held_out = texts(mine.held_out())
+    # 200 draws of probability 0.2: 40, and four deviations of √(200 · 0.2 · 0.8) = 5.7 about it.
+    assert 40 - 23 < len(held_out) < 40 + 23
+    assert texts(task_of(held_out_share=0.2, seed=9).held_out()) == held_out
+    trained = {text for step in range(8) for text in texts(mine.prompts(step, range(60)))}
+    assert not trained & set(held_out)
+    assert len(trained) + len(held_out) == 200
+
+
+def test_equal_prompts_are_on_the_same_side_whatever_else_their_rows_hold() -> None:
+    twice = [*MANY, *({**row, "prompt": f" {row['prompt']}\n", "answer": "other"} for row in MANY)]
+    mine = task_of(twice)
+    trained, held_out = (
+        {str(row.columns["prompt"]).strip() for row in side} for side in (mine.training_rows, mine.held_out_rows)
     )
-]
-MATHS = [{"prompt": f"What is {a} + {a}?", "answer": 2 * a} for a in range(2, 8)]
+    assert not trained & held_out
+    assert len(mine.held_out()) == 2 * len(task_of(MANY).held_out())
 
 
-def roomy_model(folder: Path) -> Path:
-    """A random model that puzzles of several sentences fit into."""
-    tokenizer = new_tokenizer()
-    new_model(replace(SHAPE, max_positions=1024), tokenizer, seed=0).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+def test_more_rows_are_held_out_than_are_evaluated_on() -> None:
+    few, all_of_them = task_of(held_out_share=0.3, held_out_size=5), task_of(held_out_share=0.3)
+    assert len(few.held_out()) == 5
+    assert set(texts(few.held_out())) < set(texts(all_of_them.held_out()))
+    assert len(few.training_rows) == len(all_of_them.training_rows)
 
 
-def mixture(place: Path) -> dict[str, Any]:
-    """Four kinds of rows, each with its reward by `where`, and a reward model over all."""
-    json_lines(place / "science.jsonl", SCIENCE)
-    json_lines(place / "maths.jsonl", MATHS)
-    code = [
-        {
-            "prompt": f"Write `add{n}` that adds {n}.",
-            "tests": {"kind": "calls", "entry": f"add{n}", "cases": [{"args": [1], "expected": 1 + n}]},
-            "solution": f"def add{n}(x):\n    return x + {n}",
-        }
-        for n in range(4)
+def test_prompts_of_a_held_out_file_are_not_trained_on(tmp_path: Path) -> None:
+    held_out = json_lines(tmp_path / "test.jsonl", [*MANY[:3], {"prompt": "other", "answer": "x"}])
+    mine = task_of(MANY[:10], held_out_path=held_out)
+    assert texts(mine.held_out()) == [*texts_of(MANY[:3]), "other"]
+    assert [row.columns["prompt"] for row in mine.training_rows] == texts_of(MANY[3:10])
+    with refused("leaves 0 of 3 rows to train on and 4 to evaluate on"):
+        task_of(MANY[:3], held_out_path=held_out)
+
+
+def test_blank_lines_byte_order_marks_and_odd_line_ends_inside_strings_are_fine(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes('\ufeff{"prompt": "a\u2028b"}\r\n\r\n{"prompt": "c"}'.encode())
+    mine = task_of(None, path=str(path), held_out_share=0.0)
+    assert [(row.where, row.columns["prompt"]) for row in mine.training_rows] == [
+        ("rows.jsonl:1", "a\u2028b"),
+        ("rows.jsonl:3", "c"),
     ]
-    json_lines(place / "code.jsonl", code)
-    return {
-        "model": {"path": str(roomy_model(place / "model"))},
-        "task": {
-            "name": "dataset",
-            "held_out_share": 0.25,
-            "sources": [
-                {"path": str(place / "maths.jsonl"), "weight": 1},
-                {"path": str(place / "science.jsonl"), "weight": 1},
-                {"path": str(place / "code.jsonl"), "weight": 1},
-                {"name": "logic", "generator": "knights_knaves", "generator_size": 8, "weight": 1},
-            ],
-        },
-        "rewards": [
-            {"name": "maths", "where": {"source": "maths"}},
-            {"name": "exact_match", "where": {"source": "science"}},
-            {"name": "code", "where": {"source": "code"}, "options": {"cpu_seconds": 0.5}},
-            {"name": "generated", "where": {"source": "logic"}},
-            {"model": str(reward_folder(place / "rm")), "weight": 0.1, "over_long": "cut_left"},
-        ],
-        "rollout": {"prompts_per_step": 8, "group_size": 2, "max_completion_tokens": 4},
-        "update": {"tokens_per_microbatch": 4096},
-        "evaluation": {"samples": 1, "every_steps": 0},
-        "run": {"folder": str(place / "run"), "num_steps": 1, "threads": 1},
-    }
 
 
-def test_maths_science_code_and_logic_rows_share_a_step_with_a_reward_each(tmp_path: Path) -> None:
-    config = posttrain.load_recipe("countdown-tiny", **mixture(tmp_path))
-    with open_session(config) as session:
-        require_sound_rows(session)  # each reward looks at the rows of its own source
-        step = session.collector.collect(1, no_journal, Clock())
-    assert not step.grades.rewards.isnan().any()  # of every row
-    metrics = step_metrics(step.groups, step.grades, ~step.grades.rewards.isnan())
-    sources = ("maths", "science", "code", "logic")
-    counts = [metrics[f"sources/{source}/num_groups"] for source in sources]
-    assert min(counts) >= 1
-    assert sum(counts) == 8
-    assert all(f"sources/{source}/reward" in metrics for source in sources)
-    assert metrics["rewards/rm/std"] > 0
-    scored = ~step.grades.scores[:, :, 0].isnan()  # [function prompt]
-    for place, group in enumerate(step.groups):
-        own = scored[:4, place].tolist()
-        assert own == [group.prompt.source == source for source in sources]
-        assert scored[4, place]
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("rows.jsonl", "\n \n", "there are no rows"),
+        ("rows.jsonl", '{"prompt": "a"}\n{"promt": "b"}\n', "rows.jsonl:2: no column `prompt`. Did you mean `promt`?"),
+        ("rows.jsonl", '{"question": "a"}\n', "It has question. Set task.prompt_column"),
+        ("rows.json", '{"prompt": "a"}', "must hold a list of objects, not dict"),
+        ("rows.json", '{"prompt": "a"}\n{}', "rows.json:2: not JSON"),
+        ("rows.parquet", "nonsense", "cannot be read as parquet"),
+        ("rows.csv", "", "cannot be read as csv"),
+        ("rows.txt", "a", "rows are read from .jsonl"),
+    ],
+)
+def test_a_fault_of_a_file_is_told_with_its_place(tmp_path: Path, name: str, text: str, complaint: str) -> None:
+    (tmp_path / name).write_text(text)
+    with refused(complaint):
+        task_of(None, path=str(tmp_path / name), held_out_share=0.0)
+
+
+def test_what_leaves_nothing_to_do_is_refused(tmp_path: Path) -> None:
+    json_lines(tmp_path / "rows.jsonl", MANY)
+    for rows, options, words in (
+        (None, {"path": str(tmp_path / "row.jsonl")}, "row.jsonl: no such file…rows.jsonl"),
+        (None, {}, "task.path is missing"),
+        ([], {}, "rows: there are no rows"),
+        (MANY[:20], {"held_out_share": 0.001}, "held_out_share = 0.001…0 to evaluate on"),
+        (MANY, {"held_out_share": 1.0}, "held_out_share"),
+        (MANY, {"held_out_size": 0}, "held_out_size"),
+        (MANY, {"prompt_column": ""}, "prompt_column"),
+        (
+            [{"prompt": OPENED}],
+            {"system": "Be brief.", "held_out_share": 0.0},
+            "rows:1: the prompt has a system message",
+        ),
+    ):
+        with refused(words):
+            task_of(rows, **options)
+    assert task_of(MANY[:20], held_out_share=0.0).held_out() == []

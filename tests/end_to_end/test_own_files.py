@@ -18,7 +18,7 @@ from posttrain.config.recipes import RecipeLayer, parse_yaml
 from posttrain.tasks.task_registry import load_task
 from tests.support import dice
 from tests.support.commands import printed, refusal
-from tests.support.refusals import mentions, refused
+from tests.support.refusals import refused
 from tests.support.runs import metrics_of, save_tiny_model
 from tests.support.tiny import token_loss
 
@@ -228,18 +228,6 @@ def test_a_mistake_is_told_as_for_what_comes_with_the_package(recipe: str, says:
     assert "Traceback" not in told
 
 
-def test_the_help_shows_the_options_of_ones_own() -> None:
-    words = " ".join(
-        printed("rl", "--algorithm.path", "mine.py:narrow", "--task.path", "mine.py:Letters", "--help")
-        .replace("│", " ")
-        .split()
-    )
-    mentions(words, "A clip of one width.", "--algorithm.width FLOAT (default: 0.1)")
-    mentions(words, "--algorithm.free VALUE (default: 3)", "--algorithm.times INT How often. (default: 1)")
-    mentions(words, "--algorithm.kl.coefficient", "Say a letter.", "--task.letters STR (default: abc)")
-    assert "--task.seed" not in words
-
-
 class Renderer:
     """What a task renders with, of no use here."""
 
@@ -270,9 +258,7 @@ def recipe(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_a_run_with_both_can_be_planned_and_its_saved_recipe_runs_again(
-    recipe: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_both_can_be_planned_and_its_saved_recipe_runs_again(recipe: dict[str, Any], capsys) -> None:
     sections = {**recipe, "algorithm": {"path": "mine.py:narrow", "width": 0.5}}
     Path("recipe.yaml").write_text(json.dumps(sections))
     assert "letters, 4 held-out problems" in printed("rl", "recipe.yaml", "--dry-run")
@@ -280,7 +266,6 @@ def test_a_run_with_both_can_be_planned_and_its_saved_recipe_runs_again(
     assert main(["rl", "recipe.yaml"]) == 0
     assert "path: mine.py:Letters" in Path("first/config.yaml").read_text()
     label = re.search(r"^share of vowels +(\S+) +(\S+)$", capsys.readouterr().out, flags=re.MULTILINE)
-    assert label is not None
     summary = json.loads(Path("first/summary.json").read_text())
     assert list(label.groups()) == [f"{summary[when]['vowel_share']:.3f}" for when in ("before", "after")]
     assert main(["rl", "first/config.yaml", "--run.folder", "again"]) == 0

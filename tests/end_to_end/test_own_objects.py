@@ -1,6 +1,5 @@
 """`posttrain.train` with objects of one's own in place of what the config describes, and what is said of wrong ones."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import peft
 import pytest
 import torch
-from pyarrow import parquet
 from transformers import AutoModelForCausalLM
 
 import posttrain
@@ -23,11 +21,7 @@ from posttrain.training.session import CallerObjects, open_session
 from tests.support.dice import dice
 from tests.support.own_objects import Counts, Sums, config, config_for, policy_of, rewarded_by_answer, upside_down
 from tests.support.refusals import mentions, refused
-from tests.support.runs import require_same
-
-
-def by_length(completion_ids: Sequence[Sequence[int]], **columns: object) -> list[float]:
-    return [float(len(tokens)) for tokens in completion_ids]
+from tests.support.runs import require_same, rollout_rows
 
 
 def test_a_run_is_made_of_the_objects_that_it_is_given(model: Path, tmp_path: Path) -> None:
@@ -48,7 +42,7 @@ def test_a_run_is_made_of_the_objects_that_it_is_given(model: Path, tmp_path: Pa
         ("rollout", step, step - 1) for step in (2, 3)
     ]
     for step in (1, 2, 3):
-        rows = parquet.read_table(run.folder / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
+        rows = rollout_rows(run.folder, step)
         assert {row["prompt_id"] for row in rows} == {f"train/{10 * step + draw}" for draw in range(3)}
         rewards = torch.tensor([row["reward"] for row in rows], dtype=torch.float64).view(3, 4)
         expected = rewards.mean(dim=1, keepdim=True) - rewards
@@ -75,7 +69,7 @@ def test_an_engine_is_given_the_weights_of_updates_and_of_the_checkpoint(model: 
     posttrain.train(longer, policy=again, task=Sums(again), engine=second, rewards=[rewarded_by_answer], resume=True)
     assert second.versions == [4, 6]
     assert torch.equal(second.loaded[0][1], first.loaded[-1][1])
-    rows = parquet.read_table(tmp_path / "run" / "rollouts" / "step-000003.parquet").to_pylist()
+    rows = rollout_rows(tmp_path / "run", 3)
     assert {row["weights_version"] for row in rows} == {4}
 
 
@@ -190,36 +184,22 @@ def test_a_plan_is_made_of_the_given_objects(model: Path, tmp_path: Path, capsys
     assert not (tmp_path / "run").exists()
 
 
-def test_a_plan_takes_one_step_with_its_gradient_and_leaves_the_policy_as_it_was(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    policy = policy_of(model)
-    before = [parameter.detach().clone() for parameter in policy.model.parameters()]
-    gradients: list[torch.Tensor] = []
-    policy.model.model.norm.weight.register_hook(gradients.append)
-    task, engine = Sums(policy), Counts(policy)
-    show_rl_plan(config(tmp_path / "run"), CallerObjects(policy=policy, task=task, engine=engine, rewards=[dice]))
-    assert engine.sampled == [("rollout", 1, 0)]
-    assert engine.versions == [0]
-    assert gradients
-    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
-    assert "without their gradients" not in capsys.readouterr().out
+TESTS = {"kind": "calls", "entry": "add", "cases": [{"args": [1, 2], "expect": 3}]}
+BAD_ROWS: dict[str, tuple[dict[str, Any], str]] = {
+    "no answer can pass": ({"rows": [{"prompt": "add", "tests": TESTS}], "rewards": [CodeReward()]}, "rows:1"),
+    "too long, and not drawn": (
+        {"rows": [{"prompt": "1+1="}], "held_out_rows": [{"prompt": "1+1=" * 200}], "rewards": [dice]},
+        "held_out_rows:1",
+    ),
+}
 
 
-def test_a_plan_refuses_rows_that_no_answer_can_pass(model: Path, tmp_path: Path) -> None:
-    tests = {"kind": "calls", "entry": "add", "cases": [{"args": [1, 2], "expect": 3}]}
+@pytest.mark.parametrize("bad", BAD_ROWS)
+def test_a_plan_refuses_bad_rows(bad: str, model: Path, tmp_path: Path) -> None:
+    objects, says = BAD_ROWS[bad]
     made = config(tmp_path / "run", task={"name": "dataset", "held_out_share": 0.0})
-    own = CallerObjects(policy=policy_of(model), rows=[{"prompt": "add", "tests": tests}], rewards=[CodeReward()])
-    with refused("rows:1"):
-        show_rl_plan(made, own)
-
-
-def test_a_plan_refuses_a_long_prompt_that_its_step_does_not_draw(model: Path, tmp_path: Path) -> None:
-    made = config(tmp_path / "run", task={"name": "dataset", "held_out_share": 0.0})
-    far = [{"prompt": "1+1=" * 200}]
-    own = CallerObjects(policy=policy_of(model), rows=[{"prompt": "1+1="}], held_out_rows=far, rewards=[dice])
-    with refused("held_out_rows:1"):
-        show_rl_plan(made, own)
+    with refused(says):
+        show_rl_plan(made, CallerObjects(policy=policy_of(model), **objects))
 
 
 def test_a_plan_says_what_to_change_where_memory_is_short_and_whose_template_is_used(
@@ -230,7 +210,11 @@ def test_a_plan_says_what_to_change_where_memory_is_short_and_whose_template_is_
     (tmp_path / "unused.jinja").write_text("{{ messages }}")
     made = config(tmp_path / "run", task={"name": "dataset", "held_out_share": 0.0})
     made = replace(made, model=replace(made.model, chat_template=str(tmp_path / "unused.jinja")))
-    own = CallerObjects(policy=policy, rows=[{"prompt": [{"role": "user", "content": "1+1="}]}], rewards=[by_length])
+    own = CallerObjects(
+        policy=policy,
+        rows=[{"prompt": [{"role": "user", "content": "1+1="}]}],
+        rewards=[lambda completions: [0.0] * len(completions)],
+    )
     show_rl_plan(made, own, show_prompts=1)
     printed = capsys.readouterr().out
     assert "template   the model's own" in printed
@@ -246,23 +230,20 @@ def adapted(policy: Policy) -> None:
     peft.inject_adapter_in_model(config, policy.model)
 
 
-def test_an_adapter_that_comes_after_its_policy_is_refused_at_once(model: Path, tmp_path: Path) -> None:
+def test_an_adapter_that_comes_later_is_refused_at_once_or_when_weights_are_loaded(model: Path, tmp_path: Path) -> None:
     policy = policy_of(model)
-    task, engine = Sums(policy), Counts(policy)
-    adapted(policy)
-    with refused("q_proj", "posttrain.as_policy"):
-        posttrain.train(config(tmp_path / "run"), policy=policy, task=task, engine=engine, rewards=[dice])
-    assert engine.versions == []
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_adapter_that_comes_later_is_refused_when_weights_are_loaded(model: Path, tmp_path: Path) -> None:
-    policy = policy_of(model)
-    engine = Counts(policy)
-    own = CallerObjects(policy=policy, task=Sums(policy), engine=engine, rewards=[dice])
-    with open_session(config(tmp_path / "run"), own) as session:
+    own: dict[str, Any] = {
+        "policy": policy,
+        "task": Sums(policy),
+        "engine": (engine := Counts(policy)),
+        "rewards": [dice],
+    }
+    with open_session(config(tmp_path / "run"), CallerObjects(**own)) as session:
         session.load_weights()
         adapted(policy)
         with refused("policy: its model has changed since"):
             session.load_weights()
+    with refused("q_proj", "posttrain.as_policy"):
+        posttrain.train(config(tmp_path / "run"), **own)
     assert engine.versions == [0]
+    assert not (tmp_path / "run").exists()

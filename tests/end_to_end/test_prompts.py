@@ -46,9 +46,6 @@ def rendered(prompt: object, *, template: str | None = TURNS, **options: Any) ->
     return task.prompts(1, range(1))[0]
 
 
-# Formats.
-
-
 @pytest.mark.parametrize(
     ("prompt", "options", "text"),
     [
@@ -99,9 +96,6 @@ def test_a_last_message_of_the_assistants_is_asked_about_and_is_what_is_said_of_
         DatasetOptions(last_assistant_message="prefill", prompt_format="plain")
 
 
-# The template of a model folder, and one in its place.
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return save_tiny_model(tmp_path / "model")
@@ -148,9 +142,6 @@ def test_a_tokenizer_without_its_model_has_the_same_stop_tokens(model: Path, gen
     options = ModelOptions(path=str(model))
     expected = (0, 5, 7, 9) if generation else (0, 5, 7)  # 0 is the tokenizer's own
     assert load_tokenizer(options)[1] == load_policy(options).stop_ids == expected
-
-
-# The preview.
 
 
 def reader(template: str | None = TURNS, **others: Any) -> Reader:
@@ -232,9 +223,6 @@ def test_a_template_that_begins_the_answer_is_told_of_unless_the_prefill_says_so
     assert notes[1][0].startswith(
         "note       the chat template begins the answer with `<think>`, which the rewards do not"
     )
-
-
-# The commands.
 
 
 def test_the_old_switch_for_conversations_is_told_with_the_new_one(tmp_path: Path) -> None:

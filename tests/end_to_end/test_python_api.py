@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow import parquet
 
 import posttrain
 from posttrain.errors import UserError
 from posttrain.models.loading.new_model import new_tokenizer
-from posttrain.runs.reports import CheckpointReport, EndReport
 from tests.support.dice import dice
-from tests.support.own_objects import ROWS, config_for
+from tests.support.own_objects import ROWS, Notes, config_for
 from tests.support.refusals import refused
-from tests.support.runs import require_same, save_tiny_model, untimed
+from tests.support.runs import records, require_same, rollout_rows, save_tiny_model, untimed
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 
@@ -31,10 +29,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def first_step(run: posttrain.Run) -> list[dict[str, Any]]:
-    return parquet.read_table(run.folder / "rollouts" / "step-000001.parquet").to_pylist()
 
 
 async def patient(answer: Sequence[int], **columns: object) -> list[float]:
@@ -85,7 +79,7 @@ def test_functions_of_every_kind_add_up_with_their_weights(model: Path, tmp_path
         never,
     ]
     run = posttrain.train(config_for(model, tmp_path / "run"), rows=ROWS, rewards=rewards)
-    for row in first_step(run):
+    for row in rollout_rows(run.folder, 1):
         answer = json.loads(row["columns"])["answer"]
         assert row["score/patient"] == answer
         assert row["score/even"] == (None if answer % 2 else 10.0)
@@ -94,57 +88,9 @@ def test_functions_of_every_kind_add_up_with_their_weights(model: Path, tmp_path
         assert row["reward"] == answer + (0.0 if answer % 2 else 5.0)
 
 
-def test_a_step_that_nothing_scored_changes_no_weight(model: Path, tmp_path: Path) -> None:
-    run = posttrain.train(config_for(model, tmp_path / "run"), rows=ROWS, rewards=[never])
-    assert {row["reward"] for row in first_step(run)} == {None}
-    policies = [tmp_path / "run" / "checkpoints" / f"step-00000{step}" / "policy.safetensors" for step in (0, 1)]
-    assert policies[0].read_bytes() == policies[1].read_bytes()
-
-
-def test_conversations_reach_the_function_as_messages(model: Path, tmp_path: Path) -> None:
-    seen: list[tuple[Any, Any]] = []
-
-    def look(prompts: list[Any], completions: list[Any]) -> list[float]:
-        seen.extend(zip(prompts, completions, strict=True))
-        return dice([messages[0]["content"] for messages in completions])
-
-    rows = [{"prompt": [{"role": "user", "content": "Hello?"}]}, {"prompt": [{"role": "user", "content": "Who?"}]}]
-    config = config_for(model, tmp_path / "run", task={"prefill": "So"}, rollout={"prompts_per_step": 2})
-    row = first_step(posttrain.train(config, rows=rows, rewards=[look]))[0]
-    assert row["prompt"] in ("user: Hello?\nassistant: So", "user: Who?\nassistant: So")
-    assert {prompt[0]["content"] for prompt, _ in seen} == {"Hello?", "Who?"}
-    assert all(answer[0]["role"] == "assistant" and answer[0]["content"].startswith("So") for _, answer in seen)
-
-
-def test_an_evaluation_gives_rates_with_their_intervals(model: Path, tmp_path: Path) -> None:
-    config = config_for(model, tmp_path / "none", task={"held_out_share": 0.5}, evaluation={"samples": 8})
-    results = posttrain.evaluate(model, config, rows=[{"prompt": f"Say {i}. "} for i in range(30)], rewards=[dice])
-    for name in ("accuracy_sampled", "accuracy_greedy", "pass_at_8"):
-        low, high = results[f"{name}_interval"]
-        assert 0 <= low <= results[name] <= high <= 1
-    assert results["accuracy_sampled"] < results["pass_at_8"]
-    assert not (tmp_path / "none").exists()
-
-
-def test_mistakes_are_errors_with_a_message(model: Path, tmp_path: Path) -> None:
-    with refused("rewards: the task has no reward function of its own, and none is given"):
-        posttrain.train(config_for(model, tmp_path / "a"), rows=ROWS)
+def test_a_weight_that_is_no_number_is_refused() -> None:
     with refused("reward 'dice': weight = inf: must be a finite number"):
         posttrain.reward_function(dice, weight=float("inf"))
-
-
-def test_a_run_resumed_from_python_keeps_its_recipe_and_says_how_long_it_now_is(model, tmp_path):
-    config = config_for(model, tmp_path / "run")
-    posttrain.train(config, rows=ROWS, rewards=[patient])
-    other = config_for(model, tmp_path / "run", rollout={"temperature": 0.5})
-    with refused("differs from the run's own in rollout"):
-        posttrain.train(other, rows=ROWS, rewards=[patient], resume=True)
-    longer = config_for(model, tmp_path / "run", run={"num_steps": 2})
-    run = posttrain.train(longer, rows=ROWS, rewards=[patient], resume=True)
-    assert (run.folder / "rollouts" / "step-000002.parquet").is_file()
-    saved = posttrain.load_recipe(run.folder / "config.yaml")
-    assert isinstance(saved, posttrain.Config)
-    assert saved.run.num_steps == 2
 
 
 def test_a_row_that_is_too_long_is_refused_before_anything_is_trained(model, tmp_path, monkeypatch):
@@ -173,14 +119,14 @@ THROWS = [{"prompt": f"Throw {n}. "} for n in range(12)]
 
 
 def config(model: Path, folder: Path) -> posttrain.Config:
-    return posttrain.load_recipe(
-        model={"path": str(model)},
-        task={"name": "dataset", "held_out_share": 0.2},
-        rollout={"prompts_per_step": 2, "group_size": 4, "max_completion_tokens": 4},
-        update={"learning_rate": 1e-2},
+    return config_for(
+        model,
+        folder,
+        task={"held_out_share": 0.2},
+        rollout={"prompts_per_step": 2, "max_completion_tokens": 4},
         evaluation={"every_steps": 2, "samples": 1, "brief_problems": 2},
         checkpoint={"every_steps": 2, "keep_last": 1, "keep_best": False},
-        run={"folder": str(folder), "num_steps": 4, "threads": 1},
+        run={"num_steps": 4},
     )
 
 
@@ -191,45 +137,31 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return posttrain.train(config(model, folder), rows=THROWS, rewards=[dice]).folder
 
 
-class Ends(posttrain.Watcher):
-    """Notes which steps are saved, and how the run ends."""
-
-    def __init__(self) -> None:
-        self.saved: list[int] = []
-        self.interrupted: list[bool] = []
-
-    def on_save(self, report: CheckpointReport) -> None:
-        self.saved.append(report.step)
-
-    def on_end(self, report: EndReport) -> None:
-        self.interrupted.append(report.interrupted)
-
-
 def test_a_run_taken_step_by_step_is_the_run_of_train(model: Path, trained: Path, tmp_path: Path) -> None:
     with posttrain.steps(config(model, tmp_path / "run"), rows=THROWS, rewards=[dice]) as steps:
         assert not (tmp_path / "run").exists()  # nothing is done before the first step is asked for
-        records = list(steps)
-        assert steps.run is not None
+        told = list(steps)
         assert (steps.run.folder, steps.run.interrupted) == (tmp_path / "run", False)
         assert steps.run.summary["after"]
     require_same(tmp_path / "run", trained)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()][1:-1]
-    told = [{"step": record.step, **record.metrics, "num_non_finite": 0} for record in records]
-    assert [untimed(each) for each in told] == [untimed(line) for line in lines]
-    assert all(record.seconds["update"] > 0 and len(record.groups) == 2 for record in records)
+    lines = records(tmp_path / "run" / "metrics.jsonl")[1:-1]
+    metrics = [{"step": record.step, **record.metrics, "num_non_finite": 0} for record in told]
+    assert [untimed(each) for each in metrics] == [untimed(line) for line in lines]
+    assert all(record.seconds["update"] > 0 and len(record.groups) == 2 for record in told)
 
 
 def test_what_is_left_early_is_saved_let_go_of_and_resumed_to_the_same_bits(
     model: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made, ends = config(model, tmp_path / "run"), Ends()
-    steps = posttrain.steps(made, rows=THROWS, rewards=[dice], watchers=[ends])
+    made, notes = config(model, tmp_path / "run"), Notes()
+    steps = posttrain.steps(made, rows=THROWS, rewards=[dice], watchers=[notes])
     assert [next(steps).step for _ in range(3)] == [1, 2, 3]
     with refused("another"):  # one writer
         next(posttrain.steps(made, rows=THROWS, rewards=[dice], resume=True))
     steps.close()
     steps.close()
-    assert (ends.saved, ends.interrupted) == ([0, 2, 3], [True])  # step 3 was not due
+    assert [step for step, _ in notes.saves] == [0, 2, 3], "step 3 was not due"
+    assert [(end.interrupted, end.summary) for end in notes.ends] == [(True, {})]
     assert "closed: stopped after step 3; everything is saved." in capsys.readouterr().out
     assert list(steps) == []
     assert steps.run is None
@@ -240,17 +172,17 @@ def test_what_is_left_early_is_saved_let_go_of_and_resumed_to_the_same_bits(
 
 
 def test_a_saved_step_is_not_saved_again_where_an_error_ends_the_run(model: Path, tmp_path: Path) -> None:
-    ends = Ends()
+    notes = Notes()
 
     def stopped_in_between() -> None:
-        with posttrain.steps(config(model, tmp_path / "run"), rows=THROWS, rewards=[dice], watchers=[ends]) as steps:
+        with posttrain.steps(config(model, tmp_path / "run"), rows=THROWS, rewards=[dice], watchers=[notes]) as steps:
             for record in steps:
                 if record.step == 2:
                     raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         stopped_in_between()
-    assert (ends.saved, ends.interrupted) == ([0, 2], [True])
+    assert ([step for step, _ in notes.saves], [end.interrupted for end in notes.ends]) == ([0, 2], [True])
     assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir()
 
 
@@ -258,7 +190,7 @@ def test_a_saved_step_is_not_saved_again_where_an_error_ends_the_run(model: Path
     ("given", "error", "says"),
     [
         ({"reward": [dice]}, UserError, "there is no argument `reward`.*rewards"),
-        ({"watchers": [Ends]}, UserError, "watchers: .*Ends.*a list of objects"),
+        ({"watchers": [Notes]}, UserError, "watchers: .*Notes.*a list of objects"),
         ({"from_step": 2}, UserError, "from_step = 2: only a resumed run"),
         ({"policy": 3}, UserError, "policy: 3 .*is not a Policy"),
     ],

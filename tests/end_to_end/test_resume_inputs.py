@@ -17,13 +17,13 @@ from posttrain.algorithms.table import grpo, rloo
 from posttrain.algorithms.terms import KlTerm
 from posttrain.cli import main
 from posttrain.options.training import ReferenceOptions
-from posttrain.runs.run_inputs import RunInput, RunInputs
+from posttrain.runs.run_inputs import RunInput
 from posttrain.training.session import CallerObjects, inputs_of
 from tests.support.commands import refusal
 from tests.support.dice import dice
-from tests.support.own_objects import ROWS, Counts, Sums, config, config_for, policy_of, upside_down
+from tests.support.own_objects import ROWS, Counts, Sums, config, config_for, inputs, policy_of, upside_down
 from tests.support.refusals import refused
-from tests.support.runs import metrics_of
+from tests.support.runs import files_of, metrics_of
 
 
 def objects_for(model: Path, **others: Any) -> dict[str, Any]:
@@ -49,16 +49,11 @@ def resume(folder: Path, num_steps: int = 2, **objects: Any) -> posttrain.Run:
     return posttrain.train(config(folder, num_steps), **objects, resume=True)
 
 
-def state_of(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".posttrain.lock")
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
 def test_the_command_refuses_a_run_that_was_made_of_objects_and_says_how_to_go_on(
     made: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     num_parameters = sum(each.numel() for each in policy_of(model).model.parameters())
-    before = state_of(made)
+    before = files_of(made)
     capsys.readouterr()
     assert main(["rl", "--resume", str(made), "--run.num-steps", "2"]) == 2
     told = capsys.readouterr()
@@ -69,7 +64,7 @@ def test_the_command_refuses_a_run_that_was_made_of_objects_and_says_how_to_go_o
         "  Resume it from Python: posttrain.train(config, policy=..., task=..., engine=..., algorithm=...,"
         " rewards=..., resume=True).\n"
     )
-    assert state_of(made) == before
+    assert files_of(made) == before
 
 
 @pytest.mark.parametrize("forgotten", ["policy", "task", "engine", "algorithm", "rewards"])
@@ -118,10 +113,10 @@ OTHERS: dict[str, tuple[Callable[[Path], dict[str, Any]], tuple[str, ...]]] = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_another_object_is_refused(other: str, made: Path, model: Path) -> None:
     change, says = OTHERS[other]
-    before = state_of(made)
+    before = files_of(made)
     with refused("Undo the change", *says):
         resume(made, **objects_for(model, **change(model)))
-    assert state_of(made) == before
+    assert files_of(made) == before
 
 
 def test_a_run_without_a_record_of_its_objects_is_resumed_as_before(model: Path, tmp_path: Path) -> None:
@@ -129,10 +124,6 @@ def test_a_run_without_a_record_of_its_objects_is_resumed_as_before(model: Path,
     (tmp_path / "run" / "inputs.json").unlink()
     resume(tmp_path / "run", **objects_for(model, algorithm=grpo()))
     assert not (tmp_path / "run" / "inputs.json").exists()
-
-
-def inputs(**objects: Any) -> RunInputs:
-    return inputs_of(posttrain.Config(), CallerObjects(**objects))
 
 
 def test_the_settings_in_a_function_and_around_it_tell_two_of_one_source_apart() -> None:

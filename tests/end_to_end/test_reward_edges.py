@@ -1,7 +1,6 @@
 """Code of a user with which a run could not go on: rewards that score nothing or change their process, and exits."""
 
 import io
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from posttrain.trl.rewards import DecodedReward
 from tests.support.commands import called, printed
 from tests.support.own_objects import Sums, config, config_for, policy_of
 from tests.support.refusals import mentions, refused
-from tests.support.runs import metrics_of, tiny_recipe
+from tests.support.runs import metrics_of, records, tiny_recipe
 from tests.support.tiny import weights
 
 
@@ -52,11 +51,8 @@ def trained(model: Path, folder: Path, reward: Any, num_steps: int = 1, *, again
     return posttrain.train(told, policy=policy, task=Sums(policy), rewards=[reward], **how), policy
 
 
-# No score, or always the same.
-
-
 def alarms_of(folder: Path) -> list[tuple[int, str]]:
-    lines = [json.loads(line) for line in (folder / "alarms.jsonl").read_text().splitlines()]
+    lines = records(folder / "alarms.jsonl")
     return [(line["step"], line["alarm"]) for line in lines]
 
 
@@ -96,9 +92,6 @@ def test_a_reward_that_stays_the_same_is_an_alarm_and_ends_the_run(model: Path, 
         return [float(batches.count(12) == 1 and number == 0) for number in range(len(completions))]
 
     trained(model, tmp_path / "once", once, 4, **sections)  # a difference, once, is something learned
-
-
-# What cannot be averaged, seen or kept as it was.
 
 
 def changing_torch(completions: Sequence[str], **columns: object) -> list[float]:
@@ -198,9 +191,6 @@ def test_columns_whose_names_stand_for_what_is_sampled_are_named_in_the_note_and
     if side == "rows":
         with refused("needs an argument 'completion'", "The column `completion`"):
             posttrain.train(replace(made, run=replace(made.run, overwrite=True)), **rows, rewards=[asking])
-
-
-# Code that ends the program.
 
 
 @pytest.mark.parametrize(

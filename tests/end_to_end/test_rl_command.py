@@ -1,4 +1,4 @@
-"""`posttrain rl` from end to end: its plan, its limits, and one clear message for whatever keeps it from going on."""
+"""`posttrain rl` from end to end: plan, limits, one message for what keeps it from going on, and its run as a model."""
 
 import json
 import re
@@ -9,14 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
+import posttrain
+from posttrain.cli import main
+from posttrain.commands.serving import completion_service
 from posttrain.config.recipes import recorded_time
+from posttrain.errors import UserError
 from posttrain.training.report import time_lines
 from tests.support.accidents import Accident
-from tests.support.commands import called
-from tests.support.refusals import mentions
-from tests.support.runs import Ended, command, lines_of, metrics_of, save_tiny_model, start, tiny_recipe
+from tests.support.commands import called, printed, refusal
+from tests.support.refusals import mentions, refused
+from tests.support.runs import Ended, command, lines_of, metrics_of, save_tiny_model, tiny_recipe
 
 
 @pytest.fixture
@@ -41,52 +46,6 @@ def rows_of(place: Path, *prompts: str) -> dict[str, Any]:
     (place / "rows.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     return {"name": "dataset", "path": str(place / "rows.jsonl"), "held_out_share": 0.0}
 
-
-# Mistakes in what was given.
-
-
-def test_a_model_without_chat_template_is_told_when_one_is_needed(place: Path) -> None:
-    bare = save_tiny_model(place / "bare")
-    (bare / "chat_template.jinja").unlink()
-    recipe = tiny_recipe(place, task={"prompt_style": "r1"}, model={"path": str(bare)})
-    says = ("prompt 'train/0' is a list of messages", "has no chat template", "set model.chat_template")
-    require_one_message(called("rl", recipe), 2, *says)
-
-
-PATIENT = """
-import time
-from pathlib import Path
-from types import SimpleNamespace
-from dice import dice
-
-calls = []
-
-def patient(completions, **columns):
-    calls.append("call")
-    while len(calls) > 1 and not Path(__file__).with_name("go").exists():  # in step 2
-        time.sleep(0.01)
-    return dice(completions)
-"""
-
-
-def test_a_run_is_not_overwritten_unless_told_and_has_one_writer(place: Path) -> None:
-    (place / "patient.py").write_text(PATIENT)
-    recipe = tiny_recipe(place, run={"num_steps": 2}, rewards=[{"path": f"{place}/patient.py:patient"}])
-    running = start("rl", recipe, folder=place)
-    running.wait_until((place / "run" / "config.yaml").exists)
-    second = called("rl", recipe)
-    require_one_message(second, 2, f"process {running.process.pid} is writing to this run folder", "--run.folder")
-    (place / "go").touch()
-    assert running.ended().code == 0
-    says = ("already holds a run", "--resume", "--run.overwrite", "--run.folder")
-    require_one_message(called("rl", recipe), 2, *says)
-    before = (place / "run" / "summary.json").stat().st_mtime_ns
-    assert called("rl", recipe, "--run.overwrite").code == 0
-    assert (place / "run" / "summary.json").stat().st_mtime_ns > before
-    assert "overwrite: false" in (place / "run" / "config.yaml").read_text()
-
-
-# What can go wrong on the way.
 
 FAULTS = {
     "raises": ("raise ZeroDivisionError('no divisor')", "raised ZeroDivisionError: no divisor"),
@@ -137,9 +96,6 @@ def test_a_disk_without_room_for_a_checkpoint_ends_in_one_message(place: Path) -
     ended = command("rl", recipe, "--run.overwrite", folder=place, accident=room)
     require_one_message(ended, 1, "checkpoints/step-000002: cannot be written", "Kept: ", "step-000000", "--resume")
     assert command("rl", "--resume", place / "run", folder=place).code == 0
-
-
-# Limits and plans.
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(place: Path) -> None:
@@ -245,3 +201,124 @@ def test_a_run_out_of_patience_takes_no_further_step_when_resumed(place: Path) -
     assert called("rl", recipe).code == 0
     assert called("rl", "--resume", place / "run").code == 0
     assert [step["step"] for step in metrics_of(place / "run")] == steps
+
+
+ROWS = "".join(json.dumps({"prompt": f"{i} and {i} make ", "answer": 2 * i}) + "\n" for i in range(40))
+ON_ROWS: dict[str, Any] = {
+    "task": {"name": "dataset", "held_out_share": 0.25},
+    "run": {"num_steps": 1},
+    "evaluation": {"every_steps": 0, "samples": 3},
+    "checkpoint": {"every_steps": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def trained_on_rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run on rows of a file, and what it printed at its end."""
+    from contextlib import redirect_stdout
+    from io import StringIO
+
+    made = tmp_path_factory.mktemp("run-as-model")
+    save_tiny_model(made / "model")
+    (made / "rows.jsonl").write_text(ROWS)
+    recipe = tiny_recipe(made / "at", **ON_ROWS)
+    content = yaml.safe_load(recipe.read_text())
+    content["task"] = {**ON_ROWS["task"], "path": str(made / "rows.jsonl")}
+    recipe.write_text(yaml.safe_dump(content))
+    printed = StringIO()
+    with redirect_stdout(printed):
+        assert main(["rl", str(recipe)]) == 0
+    return made / "at" / "run", printed.getvalue()
+
+
+def test_a_run_names_the_command_that_measures_it_by_its_own_recipe(
+    trained_on_rows: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, printed = trained_on_rows
+    lines = [line.strip() for line in printed.splitlines()]
+    mentions(lines, f"measure it   posttrain eval {run}", f"ask it       posttrain chat {run}")
+    assert main(["eval", str(run), "--output", str(tmp_path / "results.json")]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    after = json.loads((run / "summary.json").read_text())["after"]
+    # The same held-out rows, samples and reward as the run's own last evaluation, so the same numbers.
+    assert results == after
+    assert "Countdown" not in capsys.readouterr().out
+
+
+def test_recipes_that_are_named_take_the_place_of_the_run_s_own(
+    trained_on_rows: tuple[Path, str], tmp_path: Path
+) -> None:
+    flags = ["--task.held-out-size", "5", "--rollout.max-completion-tokens", "3", "--evaluation.samples", "1"]
+    output = tmp_path / "results.json"
+    assert main(["eval", str(trained_on_rows[0]), "countdown-tiny", *flags, "--output", str(output)]) == 0
+    results = json.loads(output.read_text())
+    assert results["num_problems"] == 5
+    assert "accuracy_never_giving_up" in results  # a number of Countdown's
+
+
+def test_a_run_is_asked_traced_and_served(trained_on_rows: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = str(trained_on_rows[0])
+    asked = []
+    for model in (run, f"{run}/model"):
+        asked.append(printed("chat", model, "--prompt", "2 and 2 make", "--sampling.max-completion-tokens", "4"))
+    assert asked[0] == asked[1] != ""
+    out = printed("trace", run, "0")
+    assert " make " in out.splitlines()[0]  # a held-out row of the run's
+    assert "rewards of the group: " in out
+
+    served: list[str] = []
+    monkeypatch.setattr(completion_service.HttpServer, "serve_forever", lambda self: served.append(self.service.name))
+    assert main(["serve", f"{run}/", "--port", "0"]) == 0
+    assert served == [run]
+
+
+def test_a_run_that_saved_no_model_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("run: {num_steps: 5}\n")
+    says = refusal("chat", tmp_path)
+    mentions(says, "saves a model when it ends", f"--resume {tmp_path}")
+
+
+def test_a_run_of_rows_from_python_names_the_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_tiny_model(tmp_path / "model")
+    config = posttrain.load_recipe(
+        model={"path": str(tmp_path / "model")},
+        task={"name": "dataset", "held_out_share": 0.5},
+        rollout={"prompts_per_step": 2, "group_size": 2, "max_completion_tokens": 3},
+        run={"folder": str(tmp_path / "run"), "num_steps": 1, "threads": 1},
+        evaluation={"every_steps": 0, "samples": 2},
+    )
+    rows = [json.loads(line) for line in ROWS.splitlines()]
+
+    def short(completions: list[str], **columns: object) -> list[float]:
+        return [1.0 / (1 + len(text)) for text in completions]
+
+    run = posttrain.train(config, rows=rows, rewards=short)  # one function, as it is
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("measure it")]
+    assert line == f"measure it   posttrain.evaluate({str(run.model_folder)!r}, config, rows=rows, rewards=rewards)"
+    assert posttrain.evaluate(run.model_folder, config, rows=rows, rewards=short) == {
+        name: tuple(value) if isinstance(value, list) else value for name, value in run.summary["after"].items()
+    }
+
+    with pytest.raises(UserError) as refused:
+        posttrain.train(config, rows=rows, rewards=[short])
+    mentions(str(refused.value), "resume=True", "run.overwrite = true")
+    assert "--" not in str(refused.value)
+    mentions(refused.value.command, "--resume", "--run.overwrite")
+    again = posttrain.load_recipe(str(run.folder / "config.yaml"), run={"overwrite": True})
+    posttrain.train(again, rows=rows, rewards=[short])
+
+
+def test_a_device_that_is_not_there_is_told_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("posttrain.models.loading.model_folder.load_policy", None)
+    monkeypatch.setattr("posttrain.training.rl.train", None)
+    for asked in (["chat", "bundled"], ["eval", "bundled"], ["serve", "bundled"], ["rl", "countdown-tiny"]):
+        assert "torch sees no CUDA device" in refusal(*asked, "--model.device", "cuda")
+
+
+def test_a_config_of_another_kind_is_refused_by_name() -> None:
+    with refused("a SftConfig is given, and a Config is needed"):
+        posttrain.train(posttrain.load_recipe("countdown-base"))
+    with refused("no such section in `posttrain sft`"):
+        posttrain.load_recipe("countdown-tiny", kind=posttrain.SftConfig)
+    assert posttrain.load_recipe("countdown-base", kind=posttrain.SftConfig) == posttrain.load_recipe("countdown-base")

@@ -13,39 +13,15 @@ import posttrain
 from posttrain.binding import known_code
 from posttrain.cli import COMMANDS, main
 from tests.support.commands import printed, refusal
+from tests.support.own_objects import OWN_CODE
 from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model, tiny_recipe
 
-HOSTILE = """
-import pathlib
 
-pathlib.Path({mark!r}).touch()
+def hostile(mark: Path) -> str:
+    """Code of a user that leaves a mark when it is imported."""
+    return f"import pathlib\n\npathlib.Path({str(mark)!r}).touch()\n\n{OWN_CODE}"
 
-from posttrain import Task
-from posttrain.algorithms.table import grpo
-
-
-class Mine(Task):
-    name = "mine"
-    reward_functions = ()
-
-    def __init__(self, renderer, *, seed):
-        self.renderer = renderer
-
-    def prompts(self, step, draws):
-        return [self.renderer.render("1", id="1", prefill="", columns={{}}) for draw in draws]
-
-    def held_out(self):
-        return self.prompts(1, range(1))
-
-
-def mine():
-    return grpo()
-
-
-def score(completions, **columns):
-    return [float(len(each)) for each in completions]
-"""
 
 OPENS_RUNS = {
     "rl": ["--resume", "RUN"],
@@ -90,7 +66,7 @@ def received(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     shutil.copytree(made / "run", tmp_path / "RUN")
-    (tmp_path / "RUN" / "evil.py").write_text(HOSTILE.format(mark=str(tmp_path / "marker")))
+    (tmp_path / "RUN" / "evil.py").write_text(hostile(tmp_path / "marker"))
     return tmp_path / "RUN"
 
 
@@ -243,7 +219,7 @@ def test_ones_own_run_is_resumed_without_a_question(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     save_tiny_model(tmp_path / "model")
-    (tmp_path / "mine.py").write_text(HOSTILE.format(mark=str(tmp_path / "marker")))
+    (tmp_path / "mine.py").write_text(hostile(tmp_path / "marker"))
     rewards = [{"path": "mine.py:score"}]
     recipe = tiny_recipe(tmp_path / "own", run={"num_steps": 1, "folder": "run"}, rewards=rewards)
     assert main(["rl", str(recipe), "--algorithm.path", "mine.py:mine"]) == 0
@@ -264,7 +240,7 @@ def test_a_home_that_cannot_be_written_stops_no_run(tmp_path: Path, monkeypatch:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(HOSTILE.format(mark=str(tmp_path / "marker")))
+    (tmp_path / "mine.py").write_text(hostile(tmp_path / "marker"))
     assert posttrain.load_recipe("countdown-tiny", algorithm={"path": "mine.py:mine"}).algorithm["path"]
 
 

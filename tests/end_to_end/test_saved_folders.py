@@ -1,31 +1,42 @@
-"""What is saved whole, and over folders that are stored quantised, is read again, or refused before it begins."""
+"""Models of other families and quantised folders: trained as they are sampled, saved, and read by peft and by us."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 from transformers.integrations import accelerate
 
 from posttrain.cli import main
 from posttrain.errors import RunError
+from posttrain.models.adapters import peft_format
 from posttrain.models.adapters.adaptable import whole_weight
 from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.peft_layers import WEIGHTS
 from posttrain.models.classifiers.heads import ValueHead
 from posttrain.models.loading import model_folder
+from posttrain.models.loading.saving import save_adapter
 from posttrain.models.memory.model_shape import object_shape
-from posttrain.models.policy import Policy
+from posttrain.models.policy import Policy, as_policy
 from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.runs.planned_memory import held_as
 from posttrain.training.critic import loaded_trunk, save_critic
-from posttrain.trl import RewardConfig, RewardTrainer
+from posttrain.trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 from posttrain.trl.saved_models import save_into_checkpoint, save_model_folder
 from tests.support.commands import refusal
 from tests.support.families import family_policy
-from tests.support.family_measures import apart, few_steps, loaded, read_by_peft, read_by_transformers
+from tests.support.family_measures import apart, few_steps, loaded, read_by_peft, read_by_transformers, saved
 from tests.support.model_folders import in_4_bits, in_8_bits, in_fp8, in_mxfp4
 from tests.support.refusals import mentions, refused
 from tests.support.runs import save_tiny_model
@@ -196,3 +207,97 @@ def test_a_trainers_reward_model_reads_texts_as_that_of_its_run(trainer: RewardT
         assert AutoTokenizer.from_pretrained(folder)("a")["input_ids"][-1] == trainer.policy.stop_ids[0], folder
         model = AutoModelForSequenceClassification.from_pretrained(folder)
         assert model.config.reading["plain"] is True
+
+
+def sft(base: Path, run: Path, *more: str) -> int:
+    """Supervised training with an adapter."""
+    return few_steps(base, run, *ADAPTER, *more)
+
+
+def test_an_adapter_over_a_wrapper_is_read_by_peft_and_by_every_command(tmp_path: Path) -> None:
+    base, run = saved("gemma3", tmp_path / "base"), tmp_path / "run"
+    assert sft(base, run) == 0
+    trained = loaded(run).model
+    assert apart(trained, read_by_peft(base, run / "adapter")) < 1e-4
+    assert apart(trained, loaded(base).model) > 0.1
+    assert json.loads((run / "adapter" / "base_model.json").read_text())["sha256"]
+    assert main(["doctor", "--model", str(run)]) == 0
+    second = sft(run, tmp_path / "second")  # the flag of a new adapter means the one that is there, of the same rank
+    assert second == 0
+    assert apart(loaded(tmp_path / "second").model, read_by_peft(base, tmp_path / "second" / "adapter")) < 1e-4
+
+
+def test_an_adapter_over_a_wrapper_that_names_layers_as_the_text_model_does_still_loads(tmp_path: Path) -> None:
+    """As runs of earlier versions wrote them, once their user has written the base into adapter_config.json."""
+    base, run = saved("gemma3", tmp_path / "base"), tmp_path / "run"
+    assert sft(base, run) == 0
+    written = load_file(run / "adapter" / WEIGHTS)
+    expected = loaded(run).model
+    older = {name.replace(".language_model.", "."): tensor for name, tensor in written.items()}
+    assert older.keys() != written.keys()
+    save_file(older, run / "adapter" / WEIGHTS)
+    assert apart(loaded(run).model, expected) == 0
+
+
+def test_default_targets_leave_out_what_peft_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, run = saved("mamba2", tmp_path / "base"), tmp_path / "run"
+    assert sft(base, run) == 0
+    assert apart(loaded(run).model, read_by_peft(base, run / "adapter")) < 1e-4
+    named = ("--model.adapter.targets", "[in_proj, out_proj]")
+    assert sft(base, tmp_path / "refused", *named) == 2
+    said = capsys.readouterr().err
+    mentions(said, "out_proj", "model.adapter.save: merged")
+    assert not (tmp_path / "refused").exists()
+    assert sft(base, tmp_path / "merged", *named, "--model.adapter.save", "merged") == 0
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged" / "model")
+
+
+def test_dropout_before_what_peft_takes_for_an_expert_is_refused(tmp_path: Path, capsys) -> None:
+    base = saved("qwen3_moe with dense layers", tmp_path / "base")
+    drops = ("--model.adapter.dropout", ".1")
+    assert sft(base, tmp_path / "refused", *drops) == 2
+    said = capsys.readouterr().err
+    mentions(said, "model.adapter.dropout = 0.1", "save: merged")
+    assert sft(base, tmp_path / "run", *drops, "--model.adapter.targets", "[q_proj, v_proj]") == 0
+    assert apart(loaded(tmp_path / "run").model, read_by_peft(base, tmp_path / "run" / "adapter")) < 1e-4
+
+
+def test_an_adapter_that_peft_would_not_find_layers_for_is_said_when_it_is_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, run = saved("gemma3", tmp_path / "base"), tmp_path / "run"
+    monkeypatch.setattr(peft_format, "peft_name", lambda model, layer: layer)  # as the text model alone has it
+    assert sft(base, run) == 1
+    said = capsys.readouterr().err
+    assert "peft would not load what was saved (the model has no linear layer model.layers.0." in said
+    assert str(run / "adapter") in said
+
+
+def wrapped(label: str, base: Path, kind: Any) -> Any:
+    """The library's model of a family under an adapter of peft."""
+    model = kind.from_pretrained(saved(label, base), dtype=torch.float32)
+    return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+
+
+@pytest.mark.parametrize("label", ["llava"])
+def test_untrained_layers_beside_the_text_part_of_a_wrapper_are_left_out(label: str, tmp_path: Path) -> None:
+    model = wrapped(label, tmp_path / "base", AutoModelForImageTextToText)
+    up = {name: each for name, each in model.named_parameters() if "lora_B" in name}
+    for name, each in up.items():
+        if ".language_model." in name:
+            torch.nn.init.normal_(each, std=0.3)
+    policy = as_policy(model, AutoTokenizer.from_pretrained(tmp_path / "base"))
+    save_adapter(policy, tmp_path / "adapter")
+    assert apart(loaded(tmp_path / "adapter").model, model) == 0
+    assert apart(loaded(tmp_path / "adapter").model, loaded(tmp_path / "base").model) > 0.01
+    next(each for name, each in up.items() if ".vision_tower." in name).data.fill_(1.0)
+    save_adapter(policy, tmp_path / "adapter")
+    with refused("its adapter has trained model.vision_tower", "Merge the adapter with peft"):
+        loaded(tmp_path / "adapter")
+
+
+def test_an_adapter_that_only_peft_reads_is_told_at_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = wrapped("qwen3_moe", tmp_path / "base", AutoModelForCausalLM)
+    SFTTrainer(model, SFTConfig(str(tmp_path / "run")), train_dataset=[{"text": "1"}])
+    said = capsys.readouterr().out
+    mentions(said, "peft will read the adapter that is saved, and posttrain's commands will not", "gate.weight")

@@ -98,9 +98,6 @@ class Meets:
         return [0.0 for _ in completions]
 
 
-# Sandboxes.
-
-
 def test_runs_side_by_side_have_sandboxes_of_their_own_to_the_end(model: Path, tmp_path: Path) -> None:
     both_run, first_is_over = threading.Barrier(2, timeout=60), threading.Event()
     short = Meets(lambda calls: calls == 1 and both_run.wait())
@@ -148,9 +145,6 @@ def test_a_reward_that_is_called_outside_any_session_is_out_of_reach_of_sessions
     assert outside() == first
 
 
-# What is closed, and when.
-
-
 def test_what_is_open_is_closed_when_nobody_holds_it_and_when_the_process_ends(tmp_path: Path) -> None:
     before = servers()
     resources = Resources(SandboxOptions(at_once=1))
@@ -196,9 +190,6 @@ def is_running(pid: int) -> bool:
     return True
 
 
-# Judges.
-
-
 def judging(model: Path, folder: Path, at: Endpoint, budget: int) -> posttrain.Config:
     judge = {"endpoint": at.url, "model": "j", "canary_every": 0, "at_once": 1, "token_budget": budget}
     made = config_for(
@@ -239,9 +230,6 @@ def test_two_rewards_of_one_session_have_a_budget_each() -> None:
         for rubric in ("Is it right?", "Is it short?"):
             judge = JudgeReward(**options, rubric=rubric)
             assert grade(rows, [reward_function(judge, name="j")], resources=resources).rewards.item() == 0.7
-
-
-# Threads.
 
 
 def test_a_session_of_another_number_of_threads_waits_for_the_first(model: Path, tmp_path: Path) -> None:

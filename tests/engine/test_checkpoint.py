@@ -2,12 +2,8 @@
 
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -67,8 +63,7 @@ def save_training(folder: Path, step: int, model: torch.nn.Module, optimizer: to
 
 def resumed(folder: Path) -> tuple[Tied, torch.optim.AdamW]:
     saved = load_latest(folder)
-    assert saved is not None
-    model = Tied(seed=99)
+    model = Tied(seed=99).to(saved.tensors["policy"]["embed.weight"].dtype)
     optimizer = adam(model)
     restore_module(model, saved.tensors["policy"])
     options = saved.state["optimizer"]
@@ -77,10 +72,11 @@ def resumed(folder: Path) -> tuple[Tied, torch.optim.AdamW]:
     return model, optimizer
 
 
-def test_training_from_a_checkpoint_gives_the_bits_of_never_having_stopped(tmp_path: Path) -> None:
-    whole = Tied(seed=1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_from_a_checkpoint_gives_the_bits_of_never_having_stopped(tmp_path: Path, dtype: torch.dtype) -> None:
+    whole = Tied(seed=1).to(dtype)
     train(whole, adam(whole), range(10))
-    first = Tied(seed=1)
+    first = Tied(seed=1).to(dtype)
     optimizer = adam(first)
     train(first, optimizer, range(4))
     save_training(tmp_path, 4, first, optimizer)
@@ -108,7 +104,6 @@ def test_training_on_leaves_the_loaded_checkpoint_as_it_was(tmp_path: Path) -> N
     train(model, optimizer, range(2))
     save_training(tmp_path, 2, model, optimizer)
     saved = load_latest(tmp_path)
-    assert saved is not None
     before = {name: tensor.clone() for name, tensor in saved.tensors["optimizer"].items()}
     options = saved.state["optimizer"]
     assert isinstance(options, dict)
@@ -124,7 +119,6 @@ def test_tensors_and_floats_keep_their_bits(tmp_path: Path, dtype: torch.dtype) 
     state = {"seconds": 0.1 + 0.2, "step": 2**60, "best": None, "names": ["é", "\ud800"]}
     save(tmp_path, 1, {"any": {"values": values, "strided": strided}}, state)
     saved = load_latest(tmp_path)
-    assert saved is not None
     assert saved.tensors["any"]["values"].view(torch.uint8).tolist() == values.view(torch.uint8).tolist()
     assert torch.equal(saved.tensors["any"]["strided"], strided)
     assert saved.state == state
@@ -170,7 +164,6 @@ def test_the_newest_finished_checkpoint_is_loaded_and_unfinished_ones_are_passed
     (tmp_path / ".tmp-step-000015").mkdir()
     (tmp_path / ".tmp-step-000015" / "policy.safetensors").write_bytes(b"half")
     saved = load_latest(tmp_path)
-    assert saved is not None
     assert (saved.step, saved.path, saved.state) == (10, tmp_path / "step-000010", {"step": 10})
     fill(tmp_path, 15)
     assert not (tmp_path / ".tmp-step-000015").exists()
@@ -198,14 +191,6 @@ def test_a_damaged_checkpoint_is_named_together_with_the_last_good_one(tmp_path:
         load_latest(tmp_path, command="sft")
 
 
-def test_the_last_good_checkpoint_is_the_newest_that_is_whole(tmp_path: Path) -> None:
-    fill(tmp_path, 30, 5, 20, 10, 15)
-    assert list(saved_steps(tmp_path)) == [5, 10, 15, 20, 30]
-    flip_bit(tmp_path / "step-000030" / "state.json")
-    with refused("good checkpoint is", "step-000020.", error=RunError):
-        load_latest(tmp_path)
-
-
 def test_a_damaged_only_checkpoint_says_that_there_is_no_other(tmp_path: Path) -> None:
     fill(tmp_path, 5)
     flip_bit(tmp_path / "step-000005" / "policy.safetensors")
@@ -221,7 +206,6 @@ def test_saving_a_step_again_replaces_a_damaged_checkpoint_and_leaves_a_good_one
     flip_bit(tmp_path / "step-000005" / "policy.safetensors")
     fill(tmp_path, 5)
     saved = load_latest(tmp_path)
-    assert saved is not None
     assert saved.tensors["policy"]["w"][0] == 5.0
 
 
@@ -240,7 +224,6 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
 def test_the_newest_is_that_of_the_largest_step_however_names_are_sorted(tmp_path: Path) -> None:
     fill(tmp_path, 999_998, 999_999, 1_000_000)  # by name the last one comes first
     saved = load_latest(tmp_path)
-    assert saved is not None
     assert saved.step == 1_000_000
     prune(tmp_path, keep_last=2)
     assert sorted(saved_steps(tmp_path)) == [999_999, 1_000_000]
@@ -277,29 +260,22 @@ def test_the_thread_count_is_restored_and_another_one_is_refused(tmp_path: Path)
         fill(tmp_path, 1)
         torch.set_num_threads(1)
         saved = load_latest(tmp_path)
-        assert saved is not None
         with claim_threads(0) as no_wish:
             assert restore_threads(saved, no_wish) == []
             assert torch.get_num_threads() == 2
         assert torch.get_num_threads() == 1
         with claim_threads(2) as the_same:
             assert restore_threads(saved, the_same) == []
-        with (
-            claim_threads(1) as another,
-            refused("run.threads = 1, but", "step-000001 was made with 2") as error,
-        ):
+        with claim_threads(1) as another, refused("run.threads = 1, but", "step-000001 was made with 2") as error:
             restore_threads(saved, another)
         assert error.value.exit_code == 2
     finally:
         torch.set_num_threads(before)
 
 
-def test_a_thread_count_that_cannot_be_had_stops_the_resumed_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_count_that_cannot_be_had_stops_the_resumed_run(tmp_path: Path, monkeypatch) -> None:
     fill(tmp_path, 1)
     saved = load_latest(tmp_path)
-    assert saved is not None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     with claim_threads(0) as threads, refused("takes only 3", error=RunError):
         restore_threads(saved, threads)
@@ -308,7 +284,6 @@ def test_a_thread_count_that_cannot_be_had_stops_the_resumed_run(
 def test_another_version_of_torch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, 1)
     saved = load_latest(tmp_path)
-    assert saved is not None
     monkeypatch.setattr(checkpoints, "environment", lambda: {**saved.made_with, "torch": "9.9"})
     with claim_threads(0) as threads:
         (note,) = restore_threads(saved, threads)
@@ -319,61 +294,10 @@ def test_an_empty_folder_with_the_name_of_a_checkpoint_is_passed_over_until_it_i
     fill(tmp_path, 1)
     (tmp_path / "step-000009").mkdir()
     saved = load_latest(tmp_path)
-    assert saved is not None
     assert saved.step == 1
     fill(tmp_path, 9)
     saved = load_latest(tmp_path)
-    assert saved is not None
     assert saved.step == 9
-
-
-def test_a_full_disk_during_a_save_keeps_the_checkpoint_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "checkpoints"
-    fill(folder, 5)
-
-    def full(*_: object) -> None:
-        from safetensors import SafetensorError
-
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr(checkpoints, "save_file", full)
-    with refused("No space left", "Kept:", "step-000005 and", "Free", f"--resume {tmp_path}", error=RunError):
-        fill(folder, 10)
-    assert [path.name for path in folder.iterdir()] == ["step-000005"]
-
-
-SAVE_FOR_EVER = """
-import itertools, sys, torch
-from pathlib import Path
-from posttrain.runs.checkpoint import prune, save
-folder = Path(sys.argv[1])
-torch.set_num_threads(1)
-for step in itertools.count(1):
-    save(folder, step, {"policy": {"w": torch.full((200_000,), float(step))}}, {"step": step})
-    prune(folder, keep_last=2)
-    print(step, flush=True)
-"""
-
-
-def test_a_process_killed_at_any_moment_of_saving_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
-    chance = random.Random(0)
-    for trial in range(4):
-        folder = tmp_path / str(trial)
-        with subprocess.Popen(
-            [sys.executable, "-c", SAVE_FOR_EVER, str(folder)], stdout=subprocess.PIPE, text=True
-        ) as saver:
-            assert saver.stdout is not None
-            assert saver.stdout.readline() == "1\n"
-            time.sleep(chance.uniform(0.0, 0.05))  # a save takes some milliseconds: the kill lands anywhere in it
-            saver.send_signal(signal.SIGKILL)
-            reported = [1, *(int(line) for line in saver.stdout)]
-        saved = load_latest(folder)
-        assert saved is not None
-        assert saved.step in (reported[-1], reported[-1] + 1)  # renamed, but not yet told
-        assert torch.all(saved.tensors["policy"]["w"] == saved.step)
-        assert saved.state == {"step": saved.step}
 
 
 def test_the_manifest_says_its_format_and_lists_files_in_order(tmp_path: Path) -> None:

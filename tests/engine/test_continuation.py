@@ -108,8 +108,6 @@ class Counted:
         engine._steps = made
 
 
-# What a completion does not depend on.
-
 ENGINES = {max_rows: engine_of("decoder", max_rows=max_rows) for max_rows in (2, 5, 256)}
 EXPECTED = sampled_of(engine_of("decoder"), of_prompts((3, 7, 1, 12), limit=7), REQUEST)
 
@@ -187,9 +185,6 @@ def test_given_tokens_go_on_from_the_cache_as_from_a_prefill(path: str, dtype: t
         assert_same(kept, prefilled)
 
 
-# What it spends.
-
-
 @pytest.mark.parametrize("path", PATHS)
 def test_a_kept_row_runs_its_given_tokens_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(path)
@@ -254,9 +249,6 @@ def test_equal_prefixes_are_prefilled_once_and_put_in_the_middle_too(monkeypatch
         sampling.put(second)
         everything(sampling, 8 - len(done))
     assert counted.prefilled == [[9], [6]]
-
-
-# Its ends.
 
 
 def test_a_take_that_waits_too_long_names_the_engine_and_the_seconds_and_may_be_repeated() -> None:

@@ -53,13 +53,9 @@ def filled(head: ValueHead, seed: int = 5) -> None:
 
 
 def with_filled_head(stages: Stages) -> Stages:
-    assert stages.learner.critic is not None
     filled(stages.learner.critic.head)
     stages.learner.actor_critic_state = replace(stages.learner.actor_critic_state, begun=True)
     return stages
-
-
-# Values.
 
 
 @torch.no_grad()
@@ -96,7 +92,6 @@ def test_a_value_is_that_of_the_state_before_its_token(trunk: str, forward: str)
 def test_a_new_head_expects_the_mean_reward_everywhere() -> None:
     stages = stages_with(ppo(), critic_reward)
     credited = stages.credited()
-    assert credited.groups.columns.values is not None
     rewards = credited.collected.grades.rewards
     assert credited.groups.columns.values.tolist() == pytest.approx(
         [rewards.mean().item()] * len(credited.groups.columns.values)
@@ -119,9 +114,6 @@ def test_a_head_is_float32_in_a_bfloat16_model_and_float64_in_one_of_that() -> N
     assert channels == {"mlp": 32, "linear": 8}
 
 
-# Gradients.
-
-
 @pytest.mark.parametrize("kind", ["mlp", "linear"])
 def test_the_gradient_of_the_head_is_that_of_finite_differences(kind: str) -> None:
     """The whole update's loss, through collation and weights: (L(θ + h) - L(θ - h)) / 2h for every parameter."""
@@ -136,7 +128,6 @@ def test_the_gradient_of_the_head_is_that_of_finite_differences(kind: str) -> No
     micro_loss(stages.policy, batch, learner.objective(), Observations()).backward()
     step = 1e-6
     for parameter in head.parameters():
-        assert parameter.grad is not None
         flat, slope = parameter.data.view(-1), parameter.grad.flatten()
         for place in range(0, len(flat), max(1, len(flat) // 5)):
             kept = flat[place].item()
@@ -152,7 +143,6 @@ def moved_by_an_update(config: Mapping[str, object], budget: int = 10_000) -> tu
     """How far one step of gradient descent without clipping moves the policy, and the critic."""
     stages = with_filled_head(stages_with(config, critic_reward, tokens_per_microbatch=budget, **ONE_PASS))
     learner = stages.learner
-    assert learner.critic is not None
     groups = [{"params": list(stages.policy.model.parameters()), "module": "policy", "max_grad_norm": 1e9}]
     group = learner.critic.parameter_group
     groups.append({"params": list(group.parameters), "module": group.module, "max_grad_norm": 1e9})
@@ -202,8 +192,6 @@ def test_a_trunk_of_its_own_learns_however_the_options_came_to_it(monkeypatch: p
     monkeypatch.setattr("posttrain.options.algorithm.LARGE", 1)
     stages = stages_with(ppo("auto", critic={"fit_steps": 0, "through_trunk": False}), critic_reward)
     critic = stages.learner.critic
-    assert critic is not None
-    assert critic.own_trunk is not None
     filled(critic.head)
     before = weights(critic.own_trunk)
     stages.learn(stages.credited())
@@ -238,9 +226,6 @@ def test_an_adapted_policy_is_trained_with_a_critic(trunk: str) -> None:
     )
 
 
-# Critic first.
-
-
 def test_the_policy_waits_until_the_critic_explains_returns_that_it_has_not_seen() -> None:
     stages = stages_with(ppo(critic={"fit_steps": 10, "rate_scale": 3.0}), critic_reward)
     before, told = weights(stages.policy), []
@@ -268,9 +253,6 @@ def test_the_critic_is_alone_for_so_many_steps_at_most() -> None:
         stages.learn(credited)
         alone.append(credited.metrics["value/critic_alone"])
     assert alone == [1.0, 1.0, 0.0]
-
-
-# What lasts.
 
 
 def saved(learner: Learner) -> Checkpoint:
@@ -345,7 +327,6 @@ def test_a_trunk_of_its_own_may_be_any_model_of_the_same_tokens_under_a_new_head
     policy = policy_of(small_folder(tmp_path / "model"))
     critic = Critic(policy, CriticOptions(trunk="own", path=str(small_folder(tmp_path / "other", seed=3))), seed=0)
     assert not critic.begun
-    assert critic.own_trunk is not None
     assert torch.equal(weights(critic.own_trunk), weights(policy_of(tmp_path / "other")))
     assert not torch.equal(weights(critic.own_trunk), weights(policy))
     assert all(each.requires_grad for each in critic.own_trunk.model.parameters())

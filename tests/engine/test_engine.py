@@ -140,42 +140,16 @@ def test_greedy_takes_what_the_model_finds_likeliest_and_records_temperature_one
         assert first.logprobs[t] == pytest.approx(expected[token].item(), abs=ROUNDING)
 
 
-# What a completion does not depend on.
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2_plain"])
-def test_a_completion_does_not_depend_on_its_batch_mates_or_their_order(family: str) -> None:
-    policy, prompts = tiny_policy(family), some_prompts(LENGTHS)
-    engine = InProcessEngine(policy)
-    together = sample_groups(engine, prompts, request())
-    for draw in (2, 0, 3, 1):  # each draw by itself, in another order
-        alone = sample_groups(engine, [prompts[draw]], request(first_draw=draw))
-        assert alone[0].draw == draw
-        assert_same_rollouts(alone, [together[draw]])
-
-
-@pytest.mark.parametrize(("family", "path"), [("qwen3", "decoder"), ("qwen3", "static"), ("gpt2_plain", "own_forward")])
-@pytest.mark.parametrize("max_rows", [1, 5])
-def test_a_completion_does_not_depend_on_how_many_rows_are_decoded_side_by_side(
-    family: str, path: str, max_rows: int
-) -> None:
-    # 4 prompts × 3: with few rows prompts wait, and groups are begun in one round and ended in another.
-    policy, prompts = tiny_policy(family), some_prompts(LENGTHS)
-    expected = sample_groups(InProcessEngine(policy), prompts, request())
-    assert_same_rollouts(sample_groups(engine_of(policy, path, max_rows), prompts, request()), expected)
-
-
-def interrupting(count: int) -> None:
-    raise InterruptedError
-
-
 @pytest.mark.parametrize("path", ["decoder", "own_forward", "static"])
 def test_an_engine_remembers_nothing_of_earlier_rollouts(path: str) -> None:
+    def leave(count: int) -> None:
+        raise InterruptedError
+
     policy, prompts = tiny_policy(), some_prompts(LENGTHS)
     used = engine_of(policy, path, max_rows=5)
     sample_groups(used, some_prompts([30, 2, 8], seed=9), request(4, 20, key=StreamKey(8, "test", 1)))
     with pytest.raises(InterruptedError):
-        sample_groups(used, prompts, request(), advance=interrupting)  # and left in the middle
+        sample_groups(used, prompts, request(), advance=leave)  # and left in the middle
     expected = sample_groups(engine_of(policy, path, max_rows=5), prompts, request())
     assert_same_rollouts(sample_groups(used, prompts, request()), expected)
 
@@ -189,12 +163,6 @@ def test_an_engine_reads_the_weights_of_the_moment(path: str) -> None:
     after = sample_groups(engine, prompts, request())
     assert_same_rollouts(after, sample_groups(InProcessEngine(changed), prompts, request()))
     assert tokens_of(before) != tokens_of(after)
-
-
-def test_a_completion_does_not_depend_on_the_size_of_its_group() -> None:
-    engine, prompts = InProcessEngine(tiny_policy("qwen2"), max_rows=4), some_prompts(LENGTHS)
-    small, large = sample_groups(engine, prompts, request(2)), sample_groups(engine, prompts, request(6))
-    assert tokens_of(small) == [group[:2] for group in tokens_of(large)]
 
 
 def test_a_longer_limit_only_adds_to_completions_that_were_cut() -> None:
@@ -213,14 +181,6 @@ def test_a_small_prefill_changes_no_completion(monkeypatch: pytest.MonkeyPatch, 
     assert_same_rollouts(sample_groups(InProcessEngine(policy), prompts, request()), expected)
     # 3 + 7 reaches 8, then 1 + 12 does.
     assert [[len(prompt) for prompt in call] for call in watched[1].prefilled] == [[3, 7], [1, 12]]
-
-
-# What it does depend on.
-
-
-def test_the_same_key_gives_the_same_completions() -> None:
-    engine, prompts = InProcessEngine(tiny_policy()), some_prompts([4, 4])
-    assert sample_groups(engine, prompts, request()) == sample_groups(engine, prompts, request())
 
 
 @pytest.mark.parametrize(
@@ -246,9 +206,6 @@ def test_draws_are_numbered_from_the_first_one() -> None:
     groups = sample_groups(InProcessEngine(tiny_policy()), some_prompts([4, 2]), request(first_draw=7))
     assert [group.draw for group in groups] == [7, 8]
     assert [[rollout.sample for rollout in group.rollouts] for group in groups] == [[0, 1, 2], [0, 1, 2]]
-
-
-# What it spends.
 
 
 @pytest.mark.parametrize("max_rows", [2, 5, 256])
@@ -287,9 +244,6 @@ def test_large_batches_are_refilled_when_a_quarter_is_free(watched: list[Watched
     assert min(rows[:last_full]) == 13  # 12 would be a quarter free
 
 
-# When it stops.
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2_plain"])
 def test_every_stop_token_of_the_model_ends_a_completion(family: str) -> None:
     policy = tiny_policy(family)
@@ -321,15 +275,6 @@ def test_a_completion_has_at_least_one_token_though_it_stops_at_once() -> None:
     (group,) = sample_groups(InProcessEngine(policy), some_prompts([3]), request(5, suppressed=suppressed))
     assert {len(rollout.tokens) for rollout in group.rollouts} == {1}
     assert {rollout.text for rollout in group.rollouts} == {""}
-
-
-def test_a_completion_of_one_token_is_possible() -> None:
-    groups = sample_groups(InProcessEngine(tiny_policy(), max_rows=2), some_prompts(LENGTHS), request(3, 1))
-    assert {len(rollout.tokens) for group in groups for rollout in group.rollouts} == {1}
-
-
-def test_no_prompts_make_no_groups() -> None:
-    assert sample_groups(InProcessEngine(tiny_policy()), [], request()) == []
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2_plain"])

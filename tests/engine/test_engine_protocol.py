@@ -1,16 +1,37 @@
-"""An engine is whatever has an engine's members; one of a user's own serves where ours does."""
+"""An engine is whatever has an engine's members; what it returns is looked at before it is graded, faults are named."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import inf, nan
+from typing import Any
 
 import pytest
 
-from posttrain.generation.engine import MEMBERS, PAGE, Engine, Sampling, require_engine, require_room_for
-from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.request import Continuation, Request, Sampled
+from posttrain.errors import RunError
+from posttrain.generation.engine import (
+    MEMBERS,
+    PAGE,
+    Engine,
+    Sampling,
+    SamplingTimeout,
+    require_engine,
+    require_room_for,
+    sample_groups,
+    take_checked,
+)
+from posttrain.generation.in_process import InProcessEngine, InProcessSampling
+from posttrain.generation.request import Continuation, GroupRequest, Request, Sampled, StreamKey
+from posttrain.options.rollout import SamplingParams
 from posttrain.records import Finish, Prompt
 from posttrain.rewards.grading.grade import reward_function
-from posttrain.training.evaluation import Questions, sample_answers
-from tests.support.refusals import refused
+from posttrain.runs.progress import Clock
+from posttrain.tasks.base import Probe, Reading
+from posttrain.training.collector import no_journal
+from posttrain.training.evaluation import Questions, full_evaluation, sample_answers
+from tests.support.engines import ChangedEngine, ChangedSampling
+from tests.support.refusals import mentions, refused
+from tests.support.stages import LIMIT, even_tokens, stages_with
 from tests.support.tiny import STOP_IDS, some_prompts, tiny_policy, tokenizer
 
 CONTEXT = 12
@@ -115,10 +136,7 @@ class SamplesByRollout(Mute):
 
 WRONG: dict[str, tuple[object, tuple[str, ...]]] = {
     "nothing": (object(), ("a object", ", ".join(MEMBERS))),
-    "half": (
-        Mute(),
-        ("a Mute", "load, logprob_gap, max_positions, open, patience_seconds, suppresses"),
-    ),
+    "half": (Mute(), ("a Mute", "load, logprob_gap, max_positions, open, patience_seconds, suppresses")),
     "rollout": (SamplesByRollout(), ("a SamplesByRollout", "`rollout`", PAGE)),
     "class": (Parrot, ("Parrot is a class",)),
 }
@@ -129,3 +147,188 @@ def test_what_is_no_engine_is_refused_with_what_it_lacks(name: str) -> None:
     candidate, says = WRONG[name]
     with refused("engine: ", *says):
         require_engine(candidate)
+
+
+ASKED = some_prompts([3, 5, 2])
+REQUEST = GroupRequest(
+    group_size=2, max_completion_tokens=4, sampling=SamplingParams(), key=StreamKey(0, "test", 1), first_draw=7
+)
+
+
+def given(sampled: Sampled, *tokens: int, **columns: Any) -> Sampled:
+    """The same with other tokens, as one that reached the limit has them."""
+    changed = {"logprobs": (-1.0,) * len(tokens), "versions": ((4, len(tokens)),), "finish": Finish.LENGTH, **columns}
+    return replace(sampled, tokens=tokens, **changed)
+
+
+FAULTS: dict[str, tuple[Callable[[Sampled], Sampled], str]] = {
+    "not put": (
+        lambda sampled: replace(sampled, continuation=replace(sampled.continuation, limit=9)),
+        "this continuation was not put",
+    ),
+    "empty": (lambda sampled: given(sampled), "0 tokens, where it has 1, the stop token, to limit = 4"),
+    "too long": (lambda sampled: given(sampled, 1, 1, 1, 1, 1), "5 tokens"),
+    "a log-prob too few": (
+        lambda sampled: given(sampled, 1, 1, 3, logprobs=(-1.0, -1.0)),
+        "3 tokens and 2 logprobs.  There is one for each token, the stop token too",
+    ),
+    "a log-prob too many of the cut": (
+        lambda sampled: given(sampled, 1, cut_logprobs=(-1.0, -1.0)),
+        "1 tokens and 2 cut_logprobs",
+    ),
+    "NaN": (
+        lambda sampled: given(sampled, 1, 1, logprobs=(-1.0, nan)),
+        "logprobs[1] = nan, where log μ of a sampled token is finite and at most 0",
+    ),
+    "infinite": (lambda sampled: given(sampled, 1, 1, logprobs=(-inf, -1.0)), "logprobs[0] = -inf"),
+    "a probability": (lambda sampled: given(sampled, 1, 1, logprobs=(-1.0, 0.25)), "logprobs[1] = 0.25"),
+    "older weights": (
+        lambda sampled: given(sampled, 1, versions=((3, 1),)),
+        "sampled by version 3 of the weights, where version 4 was loaded last",
+    ),
+    "half of them older": (lambda sampled: given(sampled, 1, 1, versions=((3, 1), (4, 1))), "sampled by version 3"),
+    "versions of fewer tokens": (
+        lambda sampled: given(sampled, 1, 1, versions=((4, 1),)),
+        "versions = ((4, 1),) for 2 tokens",
+    ),
+    "a stop without its token": (lambda sampled: given(sampled, 1, finish=Finish.STOP), "finish = stop"),
+    "a stop token at the limit": (lambda sampled: given(sampled, STOP_IDS[0]), "finish = length"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_told_with_engine_prompt_and_sample(fault: str) -> None:
+    change, says = FAULTS[fault]
+    engine = ChangedEngine(tiny_policy(), change, where=lambda _, each: each.continuation.sample == 1)
+    engine.load(None, 4)  # type: ignore[arg-type]
+    with pytest.raises(RunError) as error:
+        sample_groups(engine, ASKED, REQUEST)
+    mentions(str(error.value), "engine ChangedEngine, prompt p", f", sample 1: {says}")
+
+
+@pytest.mark.parametrize("logprob", [0.0, 1e-4], ids=["certain", "rounded"])
+def test_a_certain_token_and_a_rounded_one_pass(logprob: float) -> None:
+    def certain(sampled: Sampled) -> Sampled:
+        return given(sampled, 1, logprobs=(logprob,), versions=((0, 1),))
+
+    groups = sample_groups(ChangedEngine(tiny_policy(), certain), ASKED, REQUEST)
+    assert {rollout.logprobs for group in groups for rollout in group.rollouts} == {(logprob,)}
+
+
+class Returning(InProcessEngine):
+    """Ours, with a change of what each `take` returns."""
+
+    def __init__(self, change: Callable[[list[Sampled]], list[Sampled]]) -> None:
+        super().__init__(tiny_policy())
+        self.change = change
+
+    def open(self, request: Any) -> Any:
+        return ChangedSampling(super().open(request), self.change)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda done: [], "engine Returning: take returned nothing"),
+        (lambda done: [*done, done[0]], "this continuation was not put, or was returned before"),
+    ],
+    ids=["nothing", "twice"],
+)
+def test_a_take_returns_what_is_done_once(change: Callable[[list[Sampled]], list[Sampled]], says: str) -> None:
+    with refused(says, error=RunError):
+        sample_groups(Returning(change), ASKED, REQUEST)
+
+
+def test_an_engine_that_cannot_suppress_tokens_is_not_asked_to() -> None:
+    engine = InProcessEngine(tiny_policy())
+    engine.suppresses = False
+    with refused("InProcessEngine", "suppress"):
+        sample_groups(engine, ASKED, replace(REQUEST, suppressed=(3,)))
+
+
+def short(sampled: Sampled) -> Sampled:
+    return replace(sampled, logprobs=sampled.logprobs[:-1])
+
+
+def test_what_a_step_and_its_refills_train_on_is_looked_at() -> None:
+    algorithm = {"name": "dapo", "resample": {"max_rounds": 1}}
+    made = stages_with(algorithm, even_tokens)
+    made.collector.engine = ChangedEngine(made.policy, short, where=lambda _, each: each.continuation.draw == 1)
+    with refused("ChangedEngine", "prompt draw 1", "logprobs", error=RunError):
+        made.collected()
+
+    def equal(completions: Sequence[str], **columns: object) -> list[float]:
+        return [1.0] * len(completions)
+
+    refilled = stages_with(algorithm, equal)
+    refilled.collector.engine = ChangedEngine(refilled.policy, short, where=lambda _, each: each.continuation.draw >= 5)
+    with refused("ChangedEngine", "prompt ", "logprobs", error=RunError):
+        refilled.collector.collect(1, no_journal, Clock())
+
+
+def test_what_an_evaluation_and_its_probes_measure_is_looked_at() -> None:
+    endless = Probe(
+        readings={"number": Reading("number")}, measure=lambda groups: {"number": float(len(groups))}, endless=True
+    )
+    probes: Mapping[str, Probe] = {"endless": endless}
+    questions = Questions(
+        prompts=ASKED, judge=reward_function(even_tokens), max_completion_tokens=LIMIT, seed=0, probes=probes
+    )
+    assert full_evaluation(InProcessEngine(tiny_policy()), questions, samples=2)[0]["number"] == 3
+    with refused("ChangedEngine", "prompt ", "logprobs", error=RunError):
+        full_evaluation(ChangedEngine(tiny_policy(), short), questions, samples=2)
+    of_probe = ChangedEngine(tiny_policy(), short, where=lambda request, _: bool(request.suppressed))
+    with refused("ChangedEngine", "prompt ", "logprobs", error=RunError):
+        full_evaluation(of_probe, questions, samples=2)
+
+
+def test_a_look_that_finds_nothing_done_is_no_timeout() -> None:
+    engine = InProcessEngine(tiny_policy())
+    with engine.open(REQUEST) as sampling:
+        sampling.put([Continuation(prefix=(3, 4), draw=0, sample=0, limit=4)])
+        assert take_checked(sampling, engine, 0) == []
+        assert len(take_checked(sampling, engine)) == 1
+
+
+class Silent(InProcessEngine):
+    """Returns no completion before the `done_after`-th take, and waits as long as each take allows."""
+
+    patience_seconds = 0.2
+
+    def __init__(self, done_after: int) -> None:
+        super().__init__(tiny_policy())
+        self.done_after = done_after
+
+    def open(self, request: Any) -> Any:
+        opened, takes = super().open(request), iter(range(1, 10**9))
+
+        def take(seconds: float) -> list[Sampled]:
+            if next(takes) % self.done_after:
+                time.sleep(seconds)
+                raise SamplingTimeout("Silent", seconds, 1)
+            return InProcessSampling.take(opened, 60.0)
+
+        opened.take = take
+        return opened
+
+
+@pytest.mark.parametrize("look_seconds", [None, 0.02], ids=["waiting", "looking"])
+def test_an_engine_that_returns_nothing_ends_with_its_patience(look_seconds: float | None) -> None:
+    looks: list[int] = []
+    began = time.monotonic()
+    with pytest.raises(SamplingTimeout) as error:
+        sample_groups(Silent(10**9), ASKED, REQUEST, advance=looks.append, look_seconds=look_seconds)
+    assert "no completion was done in 0.2 seconds" in str(error.value)
+    assert 0.2 <= time.monotonic() - began < 10
+    assert set(looks) <= {0}
+    assert bool(looks) == (look_seconds is not None)
+
+
+def test_patience_begins_anew_with_each_completion() -> None:
+    """Three takes of .02 s lie before each result: together longer than the patience, one by one far below it."""
+    engine = Silent(4)
+    engine.max_rows = 1  # results come one at a time
+    counts: list[int] = []
+    groups = sample_groups(engine, ASKED * 2, REQUEST, advance=counts.append, look_seconds=0.02)
+    assert len(groups) == sum(counts) / REQUEST.group_size == 6
+    assert counts.count(0) >= 3 * 12

@@ -1,5 +1,6 @@
-"""Adapters on the experts of mixtures: values and gradients against plain autograd, and files against peft."""
+"""Which layers and experts adapters go on, what is said of others; values against autograd, files against peft."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -14,17 +15,38 @@ import posttrain
 from posttrain.cli import main
 from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.models.adapters.adaptable import add_adapter, expert_matrices
+from posttrain.models.adapters.adaptable import (
+    KERNEL,
+    adaptable_layers,
+    add_adapter,
+    bitsandbytes,
+    dequantized,
+    expert_matrices,
+    is_4_bit,
+    linear_layers,
+    num_parameters,
+    quantize,
+    target_layers,
+)
 from posttrain.models.adapters.in_force import adapter_off, adapter_tensors, merged_weights
 from posttrain.models.adapters.lora import LoraExperts, lora_layers
 from posttrain.models.adapters.peft_format import write_adapter
+from posttrain.models.loading.construction import hold_frozen_in
+from posttrain.models.loading.description import adapter_lines
 from posttrain.models.loading.model_folder import load_policy
-from posttrain.models.policy import as_policy
+from posttrain.models.memory.memory_parts import MemorySetup, trained_parameters
+from posttrain.models.memory.model_shape import shape_of
+from posttrain.models.policy import Policy, as_policy
+from posttrain.models.shared_prompt.linear import projection
 from posttrain.options.model import AdapterOptions, ModelOptions
-from posttrain.training.update import group_logprobs
+from posttrain.options.training import SftOptions
+from posttrain.records import Example, TokenSequence
+from posttrain.training.sft.sft_run import accumulate_examples
+from tests.support.adapted import Pair, adapted_policy, completion_logprobs
 from tests.support.every_family import small_model
 from tests.support.refusals import refused
-from tests.support.tiny import request, some_prompts, tokenizer
+from tests.support.runs import records
+from tests.support.tiny import relative_distance, request, some_prompts, tiny_model, tokenizer
 
 FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "jetmoe", "deepseek_v3")
 """gpt_oss keeps inputs before outputs; jetmoe has one array a module; deepseek_v3 has dense layers too."""
@@ -127,18 +149,6 @@ def test_what_peft_has_saved_with_target_parameters_is_read(tmp_path: Path) -> N
         assert (logits(again) - logits(made)).abs().max() <= 1e-5
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
-def test_the_sampler_runs_through_the_adapters_of_experts(family: str) -> None:
-    policy = as_policy(adapted(family), tokenizer())
-    groups = sample_groups(InProcessEngine(policy), some_prompts([3, 7]), request())
-    sampled = torch.tensor([each for group in groups for rollout in group.rollouts for each in rollout.logprobs])
-    alone = small_model(family)
-    alone.load_state_dict(merged_weights(policy.model, None))
-    for trained in (policy, as_policy(alone, tokenizer())):
-        found = group_logprobs(trained, groups, temperature=1.0, max_tokens=60).float()
-        torch.testing.assert_close(sampled, found, rtol=0, atol=2e-5)
-
-
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_a_supervised_run_learns_adapters_of_experts_and_doctor_opens_what_it_leaves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], recomputes: bool
@@ -156,7 +166,7 @@ def test_a_supervised_run_learns_adapters_of_experts_and_doctor_opens_what_it_le
     )
     text = tokenizer().decode([5, 9, 3, 7, 12, 8, 9, 4])
     posttrain.train_sft(config, rows=[{"text": text}, {"text": text[::-1]}])
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = records(tmp_path / "run" / "metrics.jsonl")
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[-1] < losses[0] - 0.1
     settings = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
@@ -172,3 +182,171 @@ def test_dropout_on_experts_and_experts_of_a_dense_model_are_refused() -> None:
         AdapterOptions(targets=("experts",), dropout=0.1)
     with refused("experts: the model has none"):
         add_adapter(small_model("llama"), AdapterOptions(targets=("experts",)), seed=0)
+
+
+LEFT_OUT = {
+    "llama4_text": {"feed_forward.router"},  # gives scores and logits, a pair
+    "phimoe": {"mlp.router"},
+    "hunyuan_v1_moe": {"mlp.gate.wg"},  # is read by the router around it
+    "jamba": {"mamba.dt_proj"},  # is multiplied by hand
+    "falcon": set(),  # a subclass with a forward pass that is the product after all
+    "qwen3_moe": set(),
+}
+
+
+@pytest.mark.parametrize("family", LEFT_OUT)
+def test_by_default_adapters_go_on_the_layers_that_can_have_one_and_the_others_are_named(family: str) -> None:
+    model = small_model(family)
+    linear = set(linear_layers(model))
+    add_adapter(model, AdapterOptions(rank=2), seed=0)
+    without = {name for name in linear if name not in lora_layers(model)}
+    assert {name.partition("layers.")[2].partition(".")[2] for name in without} == LEFT_OUT[family]
+    policy = as_policy(model, tokenizer())
+    accumulate_examples(
+        policy, [Example(TokenSequence(tokens=(1, 2, 3, 4, 5), sampled=(False, True, True, True, True)))], 64
+    )
+    # B is zero, so that A has no gradient yet; every B must have one, or the adapter is beside a layer of no effect.
+    assert all(layer.lora_B.grad is not None for layer in lora_layers(model).values())
+    said = "\n".join(adapter_lines(policy, SftOptions()))
+    for name in LEFT_OUT[family]:
+        assert f"{name} (" in said
+
+
+def test_a_layer_that_cannot_have_an_adapter_is_refused_by_name() -> None:
+    with refused("router is a Llama4Router, which has no adapter"):
+        target_layers(small_model("llama4_text"), ("router",))
+
+
+def test_what_all_linear_reaches_of_a_mixture_is_said_and_4_bits_of_less_than_half_are_refused(tmp_path: Path) -> None:
+    model = small_model("mixtral")
+    linear = sum(layer.weight.numel() for layer in adaptable_layers(model).values())
+    experts = sum(matrix.numel() for matrix in expert_matrices(model).values())
+    assert shape_of(model).expert_parameters == experts
+    share = f"{linear / (linear + experts):.0%}"
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    asked = ModelOptions(path=str(tmp_path), quantization="nf4", adapter=AdapterOptions(rank=2), device="cpu")
+    with refused("model.quantization", share):
+        load_policy(asked)
+    over_experts = MemorySetup(adapter_rank=2, adapts_experts=True)
+    planned = trained_parameters(shape_of(model), over_experts)
+    add_adapter(model, AdapterOptions(rank=2), seed=0)
+    assert f"all-linear is {share} of the matrix weights" in "\n".join(
+        adapter_lines(as_policy(model, tokenizer()), SftOptions())
+    )
+    other = small_model("mixtral")
+    add_adapter(other, AdapterOptions(rank=2, targets=("all-linear", "experts")), seed=0)
+    assert planned == sum(each.numel() for each in other.parameters() if each.requires_grad)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "llama4_text", "jetmoe", "qwen3_moe"])
+def test_frozen_experts_are_held_in_bfloat16_and_give_what_products_in_it_give(family: str) -> None:
+    model = small_model(family)
+    for matrix in model.parameters():  # as a folder stores them, so that no bit is lost
+        matrix.data = matrix.data.bfloat16().float()
+    rows = torch.arange(8)[None] % 20
+    model.set_experts_implementation("eager")  # whose products are all those of autocast
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        before = model(input_ids=rows).logits
+        model.requires_grad_(False)
+        hold_frozen_in(model, torch.bfloat16)
+        after = model(input_ids=rows).logits
+    assert {matrix.dtype for matrix in expert_matrices(model).values()} == {torch.bfloat16}
+    assert torch.equal(before, after)
+
+
+pytest.importorskip("bitsandbytes")
+EXAMPLES = [Pair((3, 9, 4), (7, 12, 8, 5)), Pair((2,), (6, 1, 5))]
+each_forward = pytest.mark.parametrize("forward", ["auto", "plain"])
+
+
+def layers_in_4_bits(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if is_4_bit(module)]
+
+
+def gradient(policy: Policy) -> Tensor:
+    policy.model.zero_grad(set_to_none=True)
+    completion_logprobs(policy, EXAMPLES).sum().backward()
+    return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.requires_grad])
+
+
+def test_every_linear_layer_but_the_output_layer_is_in_nf4_with_quantised_scales() -> None:
+    policy = adapted_policy(nf4=True)
+    layers = layers_in_4_bits(policy.model)
+    assert len(layers) == 14
+    assert type(policy.model.lm_head) is nn.Linear
+    state = layers[0].weight.quant_state
+    assert (state.quant_type, state.blocksize, state.nested) == ("nf4", 64, True)
+    assert layers[0].weight.data.numel() == layers[0].in_features * layers[0].out_features // 2
+    assert num_parameters(policy.model) == num_parameters(adapted_policy().model)
+
+
+def test_beside_a_layer_in_4_bits_a_dense_one_is_read_as_it_is() -> None:
+    model = tiny_model("qwen3", torch.float32)
+    quantize(model, torch.float32)
+    attention = model.model.layers[0].self_attn
+    dense = nn.Linear(attention.q_proj.in_features, 5, bias=False).requires_grad_(False)
+    x = torch.linspace(-1, 1, 3 * attention.q_proj.in_features).view(3, -1)
+    expected = torch.cat([x @ dequantized(attention.q_proj).T, dense(x)], dim=1)
+    both = projection([attention.q_proj, dense], torch.float32).product(x)
+    torch.testing.assert_close(both, expected, rtol=0, atol=1e-6)
+
+
+@each_forward
+def test_values_and_gradients_are_those_of_the_dequantised_model(forward: str) -> None:
+    policy, dense = adapted_policy(nf4=True, forward=forward), adapted_policy(forward=forward)
+    for name, layer in lora_layers(policy.model).items():
+        dense.model.get_submodule(name).base_layer.weight.data.copy_(dequantized(layer.base_layer))
+    with torch.no_grad():
+        expected, actual = (completion_logprobs(each, EXAMPLES) for each in (dense, policy))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+    assert relative_distance(gradient(policy), gradient(dense)) < 1e-5
+
+
+@each_forward
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_the_gradient_before_sampling_is_the_gradient_after_it(forward: str, compute: str) -> None:
+    policy = adapted_policy(nf4=True, forward=forward, compute=compute)
+    before = gradient(policy)
+    sample_groups(InProcessEngine(policy), some_prompts([3, 7]), request())
+    with torch.no_grad():
+        policy.model(input_ids=torch.tensor([[1, 2, 3]]))  # an evaluation by somebody's own code
+    assert torch.equal(gradient(policy), before)
+
+
+def test_the_packed_kernel_is_for_inference_in_bfloat16_alone() -> None:
+    for inference in (False, True):
+        model = tiny_model("qwen3", torch.float32)
+        quantize(model, torch.bfloat16, packed_kernel=inference)
+        here = bitsandbytes().nn.modules.has_avx512bf16()
+        assert {getattr(layer, KERNEL) for layer in layers_in_4_bits(model)} == {inference and here}
+
+
+def test_a_merged_model_is_the_policy_over_dequantised_weights() -> None:
+    policy = adapted_policy(nf4=True)
+    plain = tiny_model("qwen3", torch.float32, exact=False)
+    plain.load_state_dict(merged_weights(policy.model, torch.float32))
+    ids = torch.arange(1, 9)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(plain(input_ids=ids).logits, policy.model(input_ids=ids).logits, rtol=0, atol=1e-5)
+
+
+def test_the_base_is_not_touched_by_merging() -> None:
+    policy = adapted_policy()
+    before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
+    for _ in range(3):
+        merged_weights(policy.model, torch.float32)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.model.state_dict().items())
+
+
+def test_without_bitsandbytes_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(importlib.import_module("sys").modules, "bitsandbytes", None)
+    with refused("quantization = nf4: bitsandbytes is not installed", "posttrain[qlora]"):
+        quantize(tiny_model("qwen3", torch.float32), torch.float32)
+
+
+def test_4_bits_without_an_adapter_or_without_linear_layers_are_refused() -> None:
+    with refused("quantization = nf4 keeps weights in 4 bits, which cannot be trained"):
+        ModelOptions(quantization="nf4")
+    with refused("family (gpt2) has no torch.nn.Linear"):
+        quantize(tiny_model("gpt2_plain", torch.float32), torch.float32)

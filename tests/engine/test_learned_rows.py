@@ -59,11 +59,7 @@ def shown(found: RowExamples) -> list[str]:
         ({"input_ids": IDS, "completion_mask": [0, 0, 1, 1, 1], "assistant_masks": [1, 0, 1, 0, 1]}, {}, "2+⟪2⟫=⟪4⟫"),
         ({"input_ids": IDS, "completion_mask": [0, 0, 0, 1, 1]}, {"loss_on": "all"}, "2⟪+2=4⟫"),
         ({"input_ids": IDS, "labels": [*IDS[:3], -100, -100]}, {}, "2⟪+2⟫"),
-        (
-            {"messages": turns("a", "b", "c", "d")},
-            {},
-            f"{ASKED}⟪b<|im_end|>⟫\n{AGAIN}⟪d<|im_end|>⟫",
-        ),
+        ({"messages": turns("a", "b", "c", "d")}, {}, f"{ASKED}⟪b<|im_end|>⟫\n{AGAIN}⟪d<|im_end|>⟫"),
         (
             {"messages": turns("a", "b", "c", "d")},
             {"loss_on": "completion"},

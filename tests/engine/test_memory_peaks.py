@@ -1,23 +1,37 @@
-"""The plan of a run's memory beside what a run holds: peaks of processes of their own, under the usual allocator."""
+"""A run's memory: the plan beside peaks of whole processes, and what gradient checkpointing saves and leaves alike."""
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from transformers import Qwen3Config
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.config import SftConfig
+from posttrain.generation.engine import sample_groups
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.models.forward import Completions
+from posttrain.models.loading.description import model_lines
+from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.memory_plan import IMPORTED_BYTES, MemoryPlan
 from posttrain.models.memory.model_shape import config_shape
+from posttrain.models.model_outputs import enable_recomputation, is_recomputing, recomputing_layers
+from posttrain.models.policy import Policy, as_policy
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.options.training import SftOptions
 from posttrain.runs.planned_memory import sft_setup
+from tests.support.every_family import small_config, small_model
 from tests.support.memory_probe import PROMPT_TOKENS
 from tests.support.memory_probe import __name__ as probe
+from tests.support.model_folders import family_folder, small_folder
+from tests.support.refusals import refused
+from tests.support.tiny import request, some_prompts, tokenizer
 
 MODEL = {"vocab_size": 400, "tie_word_embeddings": True, "max_position_embeddings": 512, "eos_token_id": 0}
 GRPO = {"name": "grpo"}
@@ -115,26 +129,6 @@ def test_the_plan_is_within_a_fifth_of_the_measured_peak() -> None:
     assert plans == {name: pytest.approx(peak, rel=0.2) for name, peak in measured.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("weights", "optimizer"),
-        ("activations", "activations"),
-        ("cache", "key_value_cache"),
-        ("logits", "logits"),
-        ("critic", "critic"),
-    ],
-)
-def test_each_shape_is_mostly_what_it_is_called(name: str, part: str) -> None:
-    """Else the comparison would be of four times the same."""
-    plan = planned(name)
-    parts = {
-        **plan.parts["always"],
-        **plan.parts["updating" if plan.phases["updating"] == max(plan.phases.values()) else "sampling"],
-    }
-    assert max(parts, key=lambda each: parts[each]) == part
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system's own count is used")
 def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
     """getrusage counts both: a run started by a program of 400 MB would report at least that."""
@@ -143,3 +137,111 @@ def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
     program = "from posttrain.runs.summary import peak_memory_bytes; print(peak_memory_bytes())"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert int(ran.stdout) < 300_000_000
+
+
+PROMPTS, COMPLETIONS, PROMPT_OF = [[1, 2, 3, 4], [5, 6]], [[3, 4, 5, 6, 7], [7, 8], [9, 10, 11]], [0, 0, 1]
+
+
+LAYERS = {
+    "gpt2": {"n_layer": 3},
+    "mistral": {"num_hidden_layers": 3, "sliding_window": None},
+    "opt": {"num_hidden_layers": 3, "dropout": 0.5},  # its layers themselves ask for training mode, and drop out by it
+    "qwen3_moe": {"num_hidden_layers": 3},
+}
+each_family = pytest.mark.parametrize("family", LAYERS)
+
+
+def policy_of(family: str, *, recompute: bool, dtype: str = "auto") -> Policy:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(small_config(family, **LAYERS[family]))
+    if recompute:
+        enable_recomputation(model)
+    return as_policy(model, tokenizer(), forward="plain", dtype=dtype)  # type: ignore[arg-type]
+
+
+def gradients(policy: Policy) -> tuple[dict[str, Tensor], int]:
+    """The gradient of a sum over hidden states, and the numbers that the forward pass kept for it."""
+    parameters = {id(parameter) for parameter in policy.model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if id(tensor) not in parameters:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = policy.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF))
+        loss = hidden.float().square().sum()
+    loss.backward()
+    return {name: each.grad for name, each in policy.model.named_parameters() if each.grad is not None}, sum(
+        kept.values()
+    )
+
+
+@each_family
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_gradients_are_the_same_bits_and_less_is_kept(family: str, dtype: str) -> None:
+    (expected, much), (found, little) = (
+        gradients(policy_of(family, recompute=recompute, dtype=dtype)) for recompute in (False, True)
+    )
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert little < 0.5 * much
+
+
+@each_family
+def test_the_model_stays_in_eval_mode_and_samples_as_before(family: str) -> None:
+    plain, policy = policy_of(family, recompute=False), policy_of(family, recompute=True)
+    prompts, asked = some_prompts([3, 7]), request(2, 6)
+    expected = sample_groups(InProcessEngine(plain), prompts, asked)
+    assert sample_groups(InProcessEngine(policy), prompts, asked) == expected
+    gradients(policy)
+    policy.require_as_made()
+    assert not any(module.training for module in policy.model.modules())
+    assert not any("forward" in vars(module) for module in policy.model.modules())
+    assert sample_groups(InProcessEngine(policy), prompts, asked) == expected
+
+
+def test_a_layer_that_fails_leaves_the_model_as_it_was() -> None:
+    policy = policy_of("mistral", recompute=True)
+    with pytest.raises(IndexError), recomputing_layers(policy.model):
+        policy.model(input_ids=torch.tensor([[1000]]))
+    policy.require_as_made()
+    assert not any("forward" in vars(module) for module in policy.model.modules())
+
+
+def test_without_gradients_nothing_is_wrapped() -> None:
+    policy = policy_of("mistral", recompute=True)
+    with torch.no_grad(), recomputing_layers(policy.model):
+        assert not any("forward" in vars(module) for module in policy.model.modules())
+
+
+def test_the_option_and_the_models_own_switch_are_the_same(tmp_path: Path) -> None:
+    folder = str(family_folder(tmp_path / "model", "gpt2"))
+    on, off = (
+        load_policy(ModelOptions(path=folder, gradient_checkpointing=True)),
+        load_policy(ModelOptions(path=folder)),
+    )
+    assert (is_recomputing(on.model), is_recomputing(off.model)) == (True, False)
+    assert "layers computed again for gradients" in model_lines(on, "it")[0]
+    with pytest.warns(FutureWarning):
+        off.model.gradient_checkpointing_enable()
+    again = as_policy(off.model, off.tokenizer)
+    assert gradients(again)[1] == gradients(on)[1]
+
+
+def test_the_quicker_pass_is_kept_with_layers_that_are_computed_again(tmp_path: Path) -> None:
+    folder = str(small_folder(tmp_path / "model"))
+    on, off = (load_policy(ModelOptions(path=folder, gradient_checkpointing=each)) for each in (True, False))
+    assert (on.forward_reason, off.forward_reason) == (None, None)
+    with pytest.warns(FutureWarning):
+        off.model.gradient_checkpointing_enable()
+    assert as_policy(off.model, off.tokenizer).forward_reason is None
+
+
+def test_a_model_whose_layers_cannot_be_computed_again_is_refused() -> None:
+    model = small_model("mistral")
+    model.model.layers = torch.nn.ModuleList()
+    with refused("the layers of a MistralForCausalLM cannot be computed again"):
+        enable_recomputation(model)

@@ -1,26 +1,34 @@
-"""From the groups of a step to its updates: rewards, refills, several passes, mini-batches, steps without a signal."""
+"""From the groups of a step to its updates: rewards, refills, passes, mini-batches, no signal, an engine held back."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
 import pytest
 import torch
+from torch import Tensor
 
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.models.policy import Policy
+from posttrain.needs import Need
 from posttrain.records import Prompt
 from posttrain.rewards.grading.answers import DetailedGrade
 from posttrain.runs.progress import Clock
 from posttrain.runs.reports import StepReport
+from posttrain.training import credited_step
 from posttrain.training.credited_step import CreditedStep
 from posttrain.training.reference import FrozenCopy
-from tests.support.stages import Stages, Tokens, even_tokens, stages_with
-from tests.support.tiny import plain_logprobs, tiny_policy, weights
+from posttrain.training.update import group_logprobs
+from tests.support.adapted import LORA, adapted_policy
+from tests.support.stages import PLAIN_DAPO, Stages, Tokens, even_tokens, stages_with
+from tests.support.tiny import gradient_of_update, plain_logprobs, relative_distance, tiny_policy, weights
 
 
 def prompts_of(stages: Stages, credited: CreditedStep, step: int = 1) -> list[list[str]]:
     """The prompts of each update's batch; where an advantage is 0 completions may be missing, never all here."""
     found = stages.learner.batches(in_step(credited, step), Clock())
-    return [sorted({name for name, _ in batch.names}) for batch in found]
+    return [[*dict.fromkeys(name for name, _ in batch.names)] for batch in found]
 
 
 def in_step(credited: CreditedStep, step: int) -> CreditedStep:
@@ -47,15 +55,13 @@ def reported(credited: CreditedStep) -> StepReport:
     )
 
 
-# Passes and mini-batches.
-
-
 def test_every_pass_goes_through_all_groups_once_in_whole_groups_and_its_own_order() -> None:
     stages = stages_with(epochs_per_step=3, minibatches_per_epoch=2)
     credited = stages.credited()
     everything = sorted(group.prompt.id for group in credited.groups.groups)
     parts = prompts_of(stages, credited)
     assert [len(part) for part in parts] == [2, 3] * 3  # five groups in two parts
+    assert all(part == sorted(part) for part in parts), "groups keep their order"
     for first, second in zip(parts[::2], parts[1::2], strict=True):
         assert sorted(first + second) == everything
     assert len({tuple(part) for part in parts[::2]}) > 1
@@ -94,18 +100,12 @@ def test_the_schedule_counts_updates_not_steps() -> None:
     assert stages.learner.num_updates == 4
 
 
-# The reference.
-
-
 def test_the_reference_is_run_only_where_its_log_probs_are_read() -> None:
     for term, wanted in (({"estimator": "k3"}, True), ({"estimator": "full"}, False)):
         stages = stages_with({"name": "grpo", "kl": {"coefficient": 0.1, **term}})
         credited = stages.credited()
         assert ("reference_logprobs" in credited.groups.columns.known) == wanted
         assert stages.learn(credited)["kl"] == pytest.approx(0, abs=1e-12)
-
-
-# Without a signal.
 
 
 def test_a_step_without_a_signal_moves_no_weight_although_the_optimiser_has_momentum() -> None:
@@ -192,16 +192,6 @@ def test_groups_without_a_signal_make_room_for_further_draws() -> None:
     assert weighted <= sum(len(r.tokens) for group in credited.groups.groups for r in group.rollouts)
 
 
-def test_refilling_stops_after_its_rounds() -> None:
-    stages = stages_with(
-        {"name": "dapo", "overlong": None, "resample": {"max_rounds": 2}}, lambda completions: [1.0] * len(completions)
-    )
-    credited = stages.credited()
-    assert [len(groups) for groups, _ in credited.collected.replaced] == [5, 5]
-    assert [group.draw for group in credited.groups.groups] == [10, 11, 12, 13, 14]
-    assert stages.learn(credited)["num_updates"] == 0
-
-
 def test_unscored_rollouts_take_no_part() -> None:
     def sometimes(completion_ids: Sequence[Sequence[int]], **columns: object) -> list[float | None]:
         return [None if tokens[0] % 3 == 0 else even_tokens([tokens])[0] for tokens in completion_ids]
@@ -255,3 +245,155 @@ def test_refilled_rounds_count_their_failures_and_keep_each_groups_details() -> 
         wanted = [None if r.tokens[0] % 5 == 0 else {"tokens": list(r.tokens)} for r in group.rollouts]
         assert list(details) == wanted
         assert list(outcomes) == ["" if one is None else "tokens" for one in wanted]
+
+
+class Noting(Tokens):
+    """Remembers which draws were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[range] = []
+
+    def prompts(self, step: int, draws: range) -> list[Prompt]:
+        self.asked.append(draws)
+        return super().prompts(step, draws)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_each_round_of_refills_goes_on_behind_the_draws_of_the_last(rounds: int) -> None:
+    task = Noting()
+    stages = stages_with(
+        {"name": "dapo", "resample": {"max_rounds": rounds}}, lambda completions: [1.0] * len(completions), task=task
+    )
+    collected = stages.collected()
+    # Five prompts a step; equal rewards make all of them uninformative in every round.
+    assert task.asked == [range(5 * number, 5 * number + 5) for number in range(rounds + 1)]
+    assert [group.prompt.id for group in collected.groups] == [f"draw {draw}" for draw in task.asked[-1]]
+    assert len(collected.replaced) == rounds
+
+
+CORRECTION = {"truncate": 1.25, "mask_low": 0.8, "mask_high": 1.2}
+
+
+def older(policy: Policy) -> Policy:
+    """Weights of some updates ago."""
+    then, before = policy.copy(), tiny_policy(seed=1)
+    with torch.no_grad():
+        for own, other in zip(then.model.parameters(), before.model.parameters(), strict=True):
+            own.lerp_(other, 0.06)
+    return then
+
+
+def stale(config: dict[str, object], **update: int) -> Stages:
+    """The stages of a step whose engine samples from older weights, and says the version that it was told."""
+    stages = stages_with(config, **update)
+    stages.collector.engine = InProcessEngine(older(stages.policy))
+    return stages
+
+
+def ratios(policy: Policy, credited: CreditedStep) -> list[Tensor]:
+    """π/μ of the tokens of each completion, by plain rows through the Hugging Face model."""
+    return [
+        (
+            plain_logprobs(policy.model, group.prompt.tokens, r.tokens).detach()
+            - torch.tensor(r.logprobs, dtype=torch.float64)
+        ).exp()
+        for group in credited.groups.groups
+        for r in group.rollouts
+    ]
+
+
+def test_the_update_weighs_older_samples_by_how_likely_they_are_now() -> None:
+    stages = stale({**PLAIN_DAPO, "correction": CORRECTION})
+    credited = stages.credited()
+    found = ratios(stages.policy, credited)
+    assert all((ratio - 1).abs().max() > 1e-3 for ratio in found)
+    means = [ratio.log().mean().exp().item() for ratio in found]
+    passes = [0.8 <= mean <= 1.2 for mean in means]
+    assert 0 < sum(passes) < len(passes)
+    expected = [r.clamp(max=1.25) if passed else 0 * r for r, passed in zip(found, passes, strict=True)]
+    informed = credited.groups.informed.flatten().tolist()
+    kept = torch.cat([weights for weights, trained in zip(expected, informed, strict=True) if trained])
+    (batch,) = stages.learner.batches(credited, Clock())
+    metrics = gradient_of_update(stages.policy, batch, stages.learner.objective())[1]
+    assert metrics["correction/weight"] == pytest.approx(kept.mean().item(), rel=1e-9)
+    assert metrics["correction/masked"] == pytest.approx((kept == 0).double().mean().item(), rel=1e-12)
+    held_back = torch.cat([(r > 1.25) & passed for r, passed, on in zip(found, passes, informed, strict=True) if on])
+    assert 0 < held_back.double().mean().item() == pytest.approx(metrics["correction/truncated"], rel=1e-12)
+
+
+def test_its_gradient_is_that_of_the_weighted_tokens() -> None:
+    # At the step's start π/π_prox = 1: -w A ∇log π of every token, mean over all of them.
+    stages = stale({**PLAIN_DAPO, "correction": CORRECTION})
+    credited = stages.credited()
+    (batch,) = stages.learner.batches(credited, Clock())
+    gradient, _ = gradient_of_update(stages.policy, batch, stages.learner.objective())
+    policy, losses = stages.policy, []
+    advantages = credited.advantages.flatten().tolist()
+    rollouts = [(group.prompt.tokens, r) for group in credited.groups.groups for r in group.rollouts]
+    for (prompt, rollout), advantage in zip(rollouts, advantages, strict=True):
+        logprobs = plain_logprobs(policy.model, prompt, rollout.tokens)
+        ratio = (logprobs.detach() - torch.tensor(rollout.logprobs, dtype=torch.float64)).exp()
+        passed = 0.8 <= ratio.log().mean().exp().item() <= 1.2
+        losses.append(-(ratio.clamp(max=1.25) if passed else 0 * ratio) * advantage * logprobs)
+    by_hand = torch.autograd.grad(torch.cat(losses).mean(), list(policy.model.parameters()))
+    assert relative_distance(gradient, torch.cat([each.flatten() for each in by_hand])) < 1e-9
+
+
+def test_an_engine_that_is_up_to_date_is_left_alone() -> None:
+    # Rounding alone is between its log-probs and the trainer's.
+    stages = stages_with({**PLAIN_DAPO, "correction": CORRECTION})
+    metrics = stages.learn(stages.credited())
+    assert metrics["correction/weight"] == pytest.approx(1, abs=1e-9)
+    assert metrics["correction/masked"] == metrics["correction/truncated"] == 0
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the passes over a step's completions beside those of its updates."""
+    calls: Counter[str] = Counter()
+    original = credited_step.group_logprobs
+
+    def counted(*arguments: object, **options: object) -> Tensor:
+        calls["group_logprobs"] += 1
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(credited_step, "group_logprobs", counted)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("correction", "update", "expected"),
+    [(None, {"epochs_per_step": 2}, 0), (CORRECTION, {}, 0), (CORRECTION, {"epochs_per_step": 2}, 1)],
+    ids=str,
+)
+def test_where_a_step_began_is_computed_once_and_only_where_updates_leave_it(
+    correction, update, expected, passes
+) -> None:
+    stages = stale({**PLAIN_DAPO, "correction": correction}, **update)
+    credited = stages.credited()
+    assert passes["group_logprobs"] == expected
+    assert ("proximal_logprobs" in credited.groups.columns.known) == bool(expected)
+    stages.learn(credited)
+    assert passes["group_logprobs"] == expected
+
+
+def test_the_only_update_of_a_step_starts_where_the_step_does() -> None:
+    stages = stale({**PLAIN_DAPO, "correction": CORRECTION})
+    credited = stages.credited()
+    proximal = group_logprobs(stages.policy, credited.collected.groups, temperature=1.0, max_tokens=99)
+    columns = replace(credited.groups.columns, known={"proximal_logprobs": proximal})
+    known = replace(credited, groups=replace(credited.groups, columns=columns))
+    found = []
+    for each in (credited, known):
+        batch, *_ = stages.learner.batches(each, Clock())
+        found.append(gradient_of_update(stages.policy, batch, stages.learner.objective())[0])
+    assert relative_distance(*found) < 1e-12
+
+
+def test_under_dropout_the_policy_that_a_step_starts_from_is_asked_without_it() -> None:
+    """Else the update's own noise would be its denominator, every weight 1 and the correction nothing."""
+    correction = {"name": "grpo", "correction": {}}
+    still, dropping = (replace(LORA, dropout=share) for share in (0.0, 0.5))
+    for options, asked in ((still, False), (dropping, True)):
+        stages = stages_with(correction, policy=adapted_policy(options=options))
+        assert (Need.PROXIMAL_LOGPROBS in stages.learner.column_needs) == asked

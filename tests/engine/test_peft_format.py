@@ -9,19 +9,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.loading.folder_kinds import bundled_folder
 from posttrain.models.loading.model_folder import load_policy, load_tokenizer
-from posttrain.models.loading.saving import save_adapter, save_policy, save_trained
+from posttrain.models.loading.saving import save_adapter, save_trained
 from posttrain.models.policy import as_policy
 from posttrain.options.model import AdapterOptions, ModelOptions
 from tests.support.adapted import Pair, completion_logprobs, fill
 from tests.support.model_folders import small_folder
-from tests.support.refusals import refused
+from tests.support.refusals import mentions, refused
 from tests.support.tiny import plain_logprobs, request, some_prompts, tiny_model, tokenizer
 
 pytestmark = [
@@ -84,20 +84,6 @@ def test_we_read_what_peft_saves(settings: dict[str, object], tmp_path: Path) ->
     torch.testing.assert_close(logits(again), expected, rtol=0, atol=1e-5)
 
 
-def test_an_adapter_over_gpt2_whose_matrices_are_transposed_is_read_by_peft(tmp_path: Path) -> None:
-    GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=64)).save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    policy = load_policy(ModelOptions(path=str(tmp_path), adapter=AdapterOptions(rank=2), stop_tokens=("+",)))
-    fill(policy.model)
-    save_adapter(policy, tmp_path / "a")
-    save_policy(policy, tmp_path / "merged")
-    for made in (
-        peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path), tmp_path / "a"),
-        AutoModelForCausalLM.from_pretrained(tmp_path / "merged"),
-    ):
-        torch.testing.assert_close(logits(made.eval()), logits(policy.model), rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("save", ["adapter", "merged", "both"])
 def test_a_run_keeps_the_adapter_or_a_merged_model_or_both(save: str, tmp_path: Path) -> None:
     policy = load_policy(ModelOptions(adapter=AdapterOptions(rank=3)))
@@ -113,8 +99,7 @@ def test_a_run_keeps_the_adapter_or_a_merged_model_or_both(save: str, tmp_path: 
         # Sums of a few hundred float32 products, of logits up to 30.
         torch.testing.assert_close(logits(merged), logits(policy.model), rtol=1e-5, atol=1e-4)
         card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-        assert "An adapter of 28 layers was merged in float32 onto the base's weights" in card
-        assert "stored in float32" in card
+        mentions(card, "An adapter of 28 layers was merged in float32 onto the base's weights", "stored in float32")
     found = load_policy(ModelOptions(path=str(tmp_path / ("model" if save == "merged" else "adapter"))))
     assert bool(lora_layers(found.model)) == (save != "merged")
 
@@ -125,8 +110,6 @@ def test_the_card_of_a_model_merged_from_4_bits_says_onto_which_weights(tmp_path
     fill(policy.model)
     save_trained(policy, tmp_path, "merged", "# A card\n")
     assert "dequantised 4-bit (nf4) weights" in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    torch.testing.assert_close(logits(merged), logits(policy.model), rtol=1e-5, atol=1e-4)
 
 
 def test_stop_tokens_and_a_template_of_one_s_own_are_there_again_with_the_adapter(tmp_path: Path) -> None:
@@ -152,19 +135,13 @@ REFUSED = {
     "no base": ({"base_model_name_or_path": None}, {}, "lacks base_model_name_or_path"),
     "a base that is gone": ({"base_model_name_or_path": "/gone"}, {}, "base_model_name_or_path in …/gone: no such"),
     "another rank": ({}, {"adapter": AdapterOptions(rank=8)}, "adapter.rank = 8, and the adapter in … has 3"),
-    "an adapter as its base": (
-        {"base_model_name_or_path": "."},
-        {},
-        "an adapter of peft (LORA, over",
-    ),
+    "an adapter as its base": ({"base_model_name_or_path": "."}, {}, "an adapter of peft (LORA, over"),
     "another alpha": ({}, {"adapter": AdapterOptions(rank=3, alpha=1)}, "adapter.alpha = 1, and the adapter"),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_an_adapter_that_is_more_or_other_than_it_should_be_is_refused(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_that_is_more_or_other_than_it_should_be_is_refused(what: str, tmp_path: Path, monkeypatch) -> None:
     changes, options, says = REFUSED[what]
     saved_by_peft(tmp_path)
     file = tmp_path / "adapter_config.json"
@@ -246,7 +223,6 @@ def test_gradients_of_peft_s_matrices_are_those_of_its_own_forward() -> None:
 )
 def test_what_is_more_than_plain_lora_goes_through_the_model_s_own_forward(settings, says: str) -> None:
     policy = as_policy(with_peft(**settings), tokenizer())
-    assert policy.forward_reason is not None
     assert says in policy.forward_reason
 
 
@@ -258,24 +234,6 @@ def test_a_merged_or_a_second_adapter_of_peft_is_no_plain_one() -> None:
     made = with_peft()
     made.merge_adapter()
     assert "merged into its weights" in str(as_policy(made, tokenizer()).forward_reason)
-
-
-def test_an_adapter_alone_keeps_the_template_and_the_stop_tokens_that_it_was_trained_with(tmp_path: Path) -> None:
-    (tmp_path / "own.jinja").write_text("own {{ messages }}")
-    trained = ModelOptions(
-        adapter=AdapterOptions(rank=2), chat_template=str(tmp_path / "own.jinja"), stop_tokens=("+", "=")
-    )
-    policy = load_policy(trained)
-    assert len(policy.stop_ids) == 3
-    save_adapter(policy, tmp_path / "a")
-    again = ModelOptions(path=str(tmp_path / "a"))
-    assert load_policy(again).stop_ids == policy.stop_ids
-    assert load_policy(again).tokenizer.chat_template == "own {{ messages }}"
-    tokenizer, stop_ids = load_tokenizer(again)
-    assert (tokenizer.chat_template, stop_ids) == ("own {{ messages }}", policy.stop_ids)
-    (tmp_path / "other.jinja").write_text("other")
-    other = load_policy(replace(again, chat_template=str(tmp_path / "other.jinja")))
-    assert other.tokenizer.chat_template == "other"
 
 
 def test_targets_that_are_not_those_of_a_saved_adapter_are_refused(tmp_path: Path) -> None:

@@ -130,7 +130,6 @@ def show_and_fail(progress: Progress, clock: Clock) -> None:
         progress.step(2, {"reward": 0.75})
         with progress.stage("evaluation", 8) as advance:
             advance(3)
-            assert progress._live is not None
             progress._live.refresh()
             raise InterruptedError
 

@@ -131,9 +131,6 @@ def first_step(given: posttrain.Config) -> CollectedStep:
         return session.collector.collect(1, no_journal, Clock())
 
 
-# What a run is made of
-
-
 def test_a_changed_folder_is_noticed_by_a_resume(places: Path, tmp_path: Path) -> None:
     folder = reward_folder(tmp_path / "rm")
     given = config(places, rewards=[str(folder) + "/"])
@@ -152,9 +149,6 @@ def test_objects_and_labels_are_told_from_each_other(places: Path) -> None:
     assert one[0] == one[1] != other
     by_label = [digest(RewardModel(places / "rm", label=label)) for label in (0, 1, 1)]
     assert by_label[0] != by_label[1] == by_label[2]
-
-
-# Memory
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2", "bert"])

@@ -16,11 +16,10 @@ import torch
 
 from posttrain.errors import RunError
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
+from posttrain.rewards.countdown import Countdown
 from posttrain.runs.files import read_metrics
 from posttrain.runs.folder import LOCK
 from posttrain.runs.run_folder import RunFolder
-from posttrain.runs.summary import build_summary
-from posttrain.tasks.countdown_problems import Countdown
 from tests.support.refusals import refused
 
 
@@ -111,7 +110,6 @@ time.sleep(60)
 def test_a_second_writer_is_refused_by_the_name_of_the_first_and_let_in_when_that_one_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE) as holder:
         try:
-            assert holder.stdout is not None
             assert holder.stdout.readline() == b"locked\n"
             for second in (lambda: RunFolder.resume(tmp_path), lambda: RunFolder.create(tmp_path, "", overwrite=True)):
                 with refused(f"process {holder.pid} is writing"):
@@ -121,41 +119,29 @@ def test_a_second_writer_is_refused_by_the_name_of_the_first_and_let_in_when_tha
     RunFolder.resume(tmp_path).close()
 
 
-def test_closing_lets_the_next_writer_in(tmp_path: Path) -> None:
+def test_the_lock_names_its_holder_and_is_gone_when_that_is_closed_or_fails(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("12345678901\n")  # longer than any process number
     run = RunFolder.create(tmp_path, "")
+    assert (tmp_path / LOCK).read_text() == f"{os.getpid()}\n"
     with refused(f"process {os.getpid()} is writing"):
         RunFolder.resume(tmp_path)
+    run.append_metrics(0, {})
     run.close()
     run.close()
-    RunFolder.resume(tmp_path).close()
-
-
-def test_the_lock_names_its_holder_whoever_held_it_before(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path, "").close()
-    (tmp_path / LOCK).write_text("12345678901\n")  # longer than any process number
-    with RunFolder.resume(tmp_path):
-        assert (tmp_path / LOCK).read_text() == f"{os.getpid()}\n"
-
-
-def test_a_run_killed_before_it_had_a_configuration_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / LOCK).write_text("1\n")
-    (tmp_path / ".tmp-config.yaml").write_text("se")
-    with RunFolder.create(tmp_path, "seed: 7\n") as run:
-        assert (run.path / "config.yaml").read_text() == "seed: 7\n"
-
-
-def test_a_run_that_ended_before_its_first_measurement_is_no_obstacle(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path, "mistaken: 1\n").close()
-    with RunFolder.create(tmp_path, "mended: 1\n") as run:
-        assert (run.path / "config.yaml").read_text() == "mended: 1\n"
-
-
-def test_a_failed_creation_leaves_no_lock_behind(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path, "") as run:
-        run.append_metrics(0, {})
     with refused("already holds"):
         RunFolder.create(tmp_path, "")
     RunFolder.resume(tmp_path).close()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_ended_before_its_first_measurement_is_no_obstacle(begun: bool, tmp_path: Path) -> None:
+    if begun:
+        RunFolder.create(tmp_path, "mistaken: 1\n").close()
+    else:  # killed before it had a configuration
+        (tmp_path / LOCK).write_text("1\n")
+        (tmp_path / ".tmp-config.yaml").write_text("se")
+    with RunFolder.create(tmp_path, "seed: 7\n") as run:
+        assert (run.path / "config.yaml").read_text() == "seed: 7\n"
 
 
 def test_metrics_are_one_json_line_per_step_with_non_finite_values_as_null_and_counted(tmp_path: Path) -> None:
@@ -297,14 +283,19 @@ def test_a_line_that_is_no_record_of_a_step_is_named(tmp_path: Path, journal: st
 
 def test_what_somebody_else_put_beside_rollouts_stays_and_breaks_nothing(tmp_path: Path) -> None:
     stray = [".DS_Store", "notes.txt", "step-000009.parquet.bak", "step-9.parquet", "step-000002-mine.parquet"]
+    folders = [".tmp-x", "step-000003.parquet", "step-000077.parquet"]
     with RunFolder.create(tmp_path, "") as run:
         for step in (1, 2):
             run.write_rollouts(step, GROUPS, GRADES, ADVANTAGES)
         for name in stray:
             (tmp_path / "rollouts" / name).write_text("mine")
+        for name in folders:
+            (tmp_path / "rollouts" / name).mkdir()
         run.cut_after(1)
         assert run.missing(1, {"rollouts": 1}) == {}
-    assert {path.name for path in (tmp_path / "rollouts").iterdir()} == {*stray, "step-000001.parquet"}
+        assert run.missing(3, {"rollouts": 3}) == {"rollouts": [3]}, "a folder is no file of a step"
+    left = {path.name for path in (tmp_path / "rollouts").iterdir()}
+    assert left == {*stray, *folders, "step-000001.parquet"}
 
 
 KEPT_FROM = {"metrics.jsonl": 0, "scores.jsonl": 1, "rollouts": 1}
@@ -331,9 +322,7 @@ def test_finished_steps_that_are_missing_are_found(tmp_path: Path) -> None:
         assert found == {"metrics.jsonl": [0, 1, 3], "scores.jsonl": [1, 2, 3, 4], "rollouts": [3]}
 
 
-def test_a_full_disk_ends_in_one_message_that_says_what_was_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_ends_in_one_message_that_says_what_was_kept(tmp_path: Path, monkeypatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -363,35 +352,3 @@ def test_a_disk_that_fills_up_while_a_rollout_file_is_written_leaves_no_piece_of
             run.write_rollouts(1, GROUPS, GRADES, ADVANTAGES)
         monkeypatch.undo()
     assert list((tmp_path / "rollouts").iterdir()) == []
-
-
-def test_the_summary_has_the_keys_that_readers_rely_on(tmp_path: Path) -> None:
-    results: dict[str, object] = {"mean_length": 47.5, "format_rate": 0.9}
-    for name in ("accuracy_sampled", "accuracy_greedy", "pass_at_8"):
-        results |= {name: 0.25, f"{name}_interval": (0.2, 0.3)}
-    summary = build_summary(
-        before=results,
-        after={**results, "accuracy_sampled": 0.5, "pass_at_8": None, "pass_at_8_interval": None},
-        seconds={"rollout": 2.0, "update": 1.5},
-        tokens={"prompt": 10, "completion": 20},
-        device="cpu",
-    )
-    with RunFolder.create(tmp_path, "") as run:
-        run.write_summary(summary)
-    read = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
-    assert set(read) == {"before", "after", "seconds", "tokens", "peak_memory_bytes", "versions", "device"}
-    assert read["before"]["accuracy_sampled"] == 0.25
-    assert read["before"]["accuracy_sampled_interval"] == [0.2, 0.3]
-    assert read["before"]["format_rate"] == 0.9
-    assert read["after"]["accuracy_sampled"] == 0.5
-    assert read["after"]["pass_at_8"] is None
-    assert read["seconds"] == {"rollout": 2.0, "update": 1.5, "total": 3.5}
-    assert (
-        read["versions"]["torch"] == torch.__version__.split("+")[0] or read["versions"]["torch"] == torch.__version__
-    )
-    assert 50e6 < read["peak_memory_bytes"] < 100e9  # torch alone takes more than the first, no machine has the second
-
-
-def test_a_summary_without_a_promised_key_is_refused() -> None:
-    with pytest.raises(AssertionError, match="pass_at_8"):
-        build_summary(before={"mean_length": 1.0}, after={}, seconds={}, tokens={}, device="cpu")

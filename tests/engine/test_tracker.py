@@ -1,4 +1,4 @@
-"""What a tracker is told, and what becomes of a run whose tracker fails, hangs or is not there."""
+"""What watches a run: what a tracker is told and how it may fail, and alarms, which see all that was measured."""
 
 import json
 import threading
@@ -7,14 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from posttrain.config import Config, load_recipe
 from posttrain.errors import RunError, UserError
 from posttrain.options.training import TrackerOptions
+from posttrain.records import Grades
 from posttrain.runs import tracker as module
+from posttrain.runs.progress import Progress
 from posttrain.runs.reports import EndReport, StepReport
+from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.tracker import SERVICES, TrackedRun, Tracker, require_trackers
+from posttrain.runs.watchers import Alarms
 from tests.support.refusals import refused
+from tests.support.runs import records
+from tests.support.tiny import written_group
 
 
 class Service:
@@ -66,42 +73,10 @@ class Told:
     def step(self, step: int) -> None:
         self.line(step, reward=step / 10)
         self.tracker.on_step(StepReport(step=step, metrics={}))
-        assert self.tracker._last is not None
         self.tracker._last.exception(5)  # it is done
 
     def end(self) -> None:
         self.tracker.on_end(EndReport(step=3, folder=self.file.parent, summary={"algorithm": "grpo"}))
-
-
-def test_every_line_of_metrics_jsonl_is_told_once_and_null_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service = Service()
-    run = Told(tmp_path, service, monkeypatch)
-    run.line(0, **{"eval/accuracy_sampled": 0.5})  # written before the first step
-    run.tracker.open()
-    run.step(1)
-    run.line(2, reward=None, loss=0.25)
-    run.end()
-    assert service.told == [(0, {"eval/accuracy_sampled": 0.5}), (1, {"reward": 0.1}), (2, {"loss": 0.25})]
-    assert service.closed == [({"algorithm": "grpo"}, "finished")]
-    assert run.tracker.found_by == "id-7"
-    assert service.threads == {"tracker wandb"}
-    assert run.notes == []
-
-
-def test_a_run_that_goes_on_tells_what_is_new_and_a_tracker_that_is_new_hears_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for known_as, told in (("id-7", [2]), ("", [1, 2])):
-        folder = tmp_path / (known_as or "new")
-        folder.mkdir()
-        (folder / "metrics.jsonl").write_text('{"step": 1}\n')
-        service = Service()
-        run = Told(folder, service, monkeypatch, known_as)
-        run.step(2)
-        run.end()
-        assert [step for step, _ in service.told] == told
 
 
 @pytest.mark.parametrize("error", [ConnectionError, SystemExit, KeyboardInterrupt])
@@ -119,9 +94,7 @@ def test_a_tracker_that_fails_is_named_once_and_told_again_what_it_missed(
     assert note.startswith(f"Tracker wandb failed: {error.__name__}: the line is dead.  The run continues")
 
 
-def test_a_tracker_that_fails_to_the_end_is_told_of_at_the_end_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_fails_to_the_end_is_told_of_at_the_end_too(tmp_path: Path, monkeypatch) -> None:
     run = Told(tmp_path, Service(fails=range(100)), monkeypatch)
     for step in range(1, 4):
         run.step(step)
@@ -131,9 +104,7 @@ def test_a_tracker_that_fails_to_the_end_is_told_of_at_the_end_too(
     assert last.startswith("Tracker wandb lacks the end of the run: ConnectionError: the line is dead.")
 
 
-def test_no_step_waits_for_a_tracker_that_hangs_and_the_end_waits_for_so_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_step_waits_for_a_tracker_that_hangs_and_the_end_waits_for_so_long(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(module, "END_SECONDS", 0.05)
     service = Service()
     service.free.clear()
@@ -172,9 +143,7 @@ def test_a_tracker_that_does_not_begin_ends_the_run_with_what_it_said(
         run.tracker.open()
 
 
-def test_a_library_that_is_missing_is_named_with_the_way_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_library_that_is_missing_is_named_with_the_way_to_get_it(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setitem(SERVICES, "trackio", (Service, "no_such_library", "trackio"))
     with refused("trackio needs `pip install trackio`"):
         require_trackers(("trackio",), TrackerOptions())
@@ -207,3 +176,67 @@ def test_mistakes_in_a_recipe_are_told(sections: dict[str, Any], says: str) -> N
     with pytest.raises(UserError, match=says):
         load_recipe(**sections)
     assert Config().run.report_to == ()
+
+
+def report(step: int, reward: float, accuracy: float | None) -> StepReport:
+    metrics = {"reward": reward, "reward_std_within_groups": 0.01}
+    if accuracy is not None:
+        metrics |= evaluation(accuracy)
+    rewards = torch.tensor([[reward, reward]], dtype=torch.float64)
+    grades = Grades(names=("mine",), scores=rewards[None], weights=torch.ones(1).double(), rewards=rewards)
+    return StepReport(step=step, metrics=metrics, groups=[written_group((1,), [(2,), (3,)])], grades=grades)
+
+
+def evaluation(accuracy: float) -> dict[str, float]:
+    return {
+        "eval/accuracy_sampled": accuracy,
+        "eval/accuracy_sampled_low": accuracy - 0.01,
+        "eval/accuracy_sampled_high": accuracy + 0.01,
+    }
+
+
+def test_a_reward_that_rises_alone_is_seen_against_the_evaluation_before_training(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", "{}") as folder:
+        alarms = Alarms(folder, Progress(20))
+        folder.append_metrics(0, evaluation(0.5))  # written after the watchers have been made, as a run does
+        raised = []
+        for step in range(1, 12):
+            seen = report(step, reward=0.1 * step, accuracy=0.4 if step == 11 else None)
+            raised.append(alarms.on_step(seen))
+            folder.append_metrics(step, seen.metrics)
+        assert raised[-1] == {"num_alarms": 1.0}
+        assert folder.raised() == {"reward alone": 11}
+
+
+def graded(step: int, share: int, *, score: float) -> StepReport:
+    """Of ten completions so many are `formatted`, which scores this much; the others, `prose`, score .5."""
+    told = ("formatted",) * share + ("prose",) * (10 - share)
+    rewards = torch.tensor([[score] * share + [0.5] * (10 - share)], dtype=torch.float64)
+    grades = Grades(
+        names=("form",),
+        scores=rewards[None],
+        weights=torch.ones(1).double(),
+        rewards=rewards,
+        outcomes={"form": (told,)},
+    )
+    metrics = {
+        "reward": rewards.mean().item(),
+        "outcomes/form/formatted": share / 10,
+        "outcomes/form/prose": 1 - share / 10,
+    }
+    return StepReport(step=step, metrics=metrics, groups=[written_group((1,), [(2,)] * 10)], grades=grades)
+
+
+@pytest.mark.parametrize(("score", "word"), [(1.0, "Notice"), (0.0, "ALARM")])
+def test_an_outcome_that_becomes_frequent_is_an_alarm_unless_it_is_what_the_reward_pays(
+    score: float, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RunFolder.create(tmp_path / "run", "{}") as folder:
+        alarms = Alarms(folder, Progress(20))
+        counts = [alarms.on_step(graded(step, 2 if step < 12 else 8, score=score)) for step in range(1, 15)]
+        told = records(folder.path / "alarms.jsonl")
+    assert [(each["step"], each["alarm"], each.get("notice", False)) for each in told] == [
+        (13, "outcome form formatted", word == "Notice")  # .8, .8, .2 on average are .4 above the .2 before
+    ]
+    assert f"{word}, step 13, outcome form formatted: 60% of completions" in capsys.readouterr().out
+    assert sum(each["num_alarms"] for each in counts if each) == (word == "ALARM")

@@ -1,10 +1,10 @@
-"""Types of weights and of arithmetic, and parts that are not trained: what they change, and what they must not."""
+"""Types of weights and of arithmetic, frozen parts, devices, new models: what they change, and what they must not."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import GPT2LMHeadModel, Qwen3ForCausalLM
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.generation.engine import sample_groups
@@ -12,12 +12,15 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import gap_limit, largest_gap
 from posttrain.models.forward import Completions
 from posttrain.models.loading.description import model_lines
+from posttrain.models.loading.devices import idle_gpu_lines, require_device_of
 from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.loading.saving import save_policy
+from posttrain.models.memory.model_shape import recipe_shape
 from posttrain.models.policy import Policy, as_policy, chosen_dtype
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import ModelOptions, NewModelOptions
 from posttrain.options.training import UpdateOptions
-from posttrain.runs.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
+from posttrain.runs.tensor_state import module_tensors
 from posttrain.training.optimizer import new_optimizer, standing_still
 from posttrain.training.update import Objective, update
 from tests.support.model_folders import family_folder, small_folder
@@ -62,6 +65,8 @@ def test_float32_is_refused_where_the_weights_are_narrower(tmp_path: Path) -> No
         as_policy(tiny_model("qwen3", BF16, exact=False), tokenizer(), dtype="float32")
     with refused("weights = bfloat16 with dtype = float32"):
         ModelOptions(weights="bfloat16", dtype="float32")
+    with refused("context = 1: must be greater than 1"):
+        ModelOptions(context=1)
     with refused("dtype = half", "bfloat16"):
         chosen_dtype("half", torch.float32, torch.device("cpu"))
 
@@ -80,27 +85,6 @@ def test_weights_in_bfloat16_take_half_the_memory_and_train_as_they_sample(famil
     save_policy(narrow, tmp_path / "saved")
     again = loaded(tmp_path / "saved", weights="bfloat16")
     assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), narrow.model.parameters(), strict=True))
-
-
-def test_a_run_with_bfloat16_weights_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    folder = family_folder(tmp_path / "model", "qwen3", dtype=BF16)
-    whole = loaded(folder, weights="bfloat16")
-    optimizer = new_optimizer(whole.model.parameters(), UpdateOptions())
-    step(whole, optimizer, 1)
-    weights = {name: value.clone() for name, value in module_tensors(whole.model).items()}
-    tensors, state = optimizer_tensors(optimizer)
-    tensors = {name: value.clone() for name, value in tensors.items()}
-    step(whole, optimizer, 2)
-
-    resumed = loaded(folder, weights="bfloat16")
-    restored = new_optimizer(resumed.model.parameters(), UpdateOptions())
-    restore_module(resumed.model, weights)
-    restore_optimizer(restored, tensors, state)
-    step(resumed, restored, 2)
-    expected, found = module_tensors(whole.model), module_tensors(resumed.model)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-    expected, found = optimizer_tensors(optimizer)[0], optimizer_tensors(restored)[0]
-    assert all(torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in expected.items())
 
 
 def test_the_share_of_weights_that_a_step_leaves_standing_is_counted() -> None:
@@ -187,12 +171,80 @@ def test_the_stored_type_is_read_off_the_weights_where_the_config_does_not_say(
     assert loaded(folder).stored_dtype == stored
 
 
-def test_a_context_that_is_asked_for_bounds_prompt_and_completion(tmp_path: Path) -> None:
-    folder = family_folder(tmp_path / "model", "qwen3")
-    policy = loaded(folder, context=10)
-    assert (policy.max_positions, loaded(folder).max_positions) == (10, 64)
-    policy = replace(policy, stop_ids=(10_000,))  # so that nothing but the context ends a completion
-    groups = sample_groups(InProcessEngine(policy), some_prompts([4]), request(2, 50))
-    assert {len(rollout.tokens) for rollout in groups[0].rollouts} == {6}
-    with refused("context = 1: must be greater than 1"):
-        ModelOptions(context=1)
+CPU, FIRST, SECOND = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))
+
+
+@pytest.mark.parametrize(("there", "asked"), [(CPU, "auto"), (CPU, "cpu"), (SECOND, "auto"), (SECOND, "cuda")])
+def test_a_model_object_stays_where_it_is(there: torch.device, asked: str) -> None:
+    require_device_of(there, asked)
+
+
+@pytest.mark.parametrize(("there", "asked"), [(CPU, "cuda"), (FIRST, "cpu")])
+def test_a_recipe_that_names_another_device_than_the_object_s_is_refused(there: torch.device, asked: str) -> None:
+    with refused(f"model.device = {asked}", str(there), "auto"):
+        require_device_of(there, asked)
+
+
+def test_a_policy_on_the_cpu_beside_a_gpu_is_said_in_the_plan() -> None:
+    [line] = idle_gpu_lines(CPU, gpu=True)
+    assert "on the CPU, though torch sees a GPU" in line
+    assert idle_gpu_lines(CPU, gpu=False) == idle_gpu_lines(FIRST, gpu=True) == []
+
+
+SMALL = {"hidden_size": 16, "mlp_size": 24, "num_layers": 2, "num_heads": 2, "max_positions": 64}
+GPT2 = NewModelOptions(family="gpt2", **SMALL)
+
+
+def made(options: NewModelOptions, seed: int = 0) -> Policy:
+    tokenizer = new_tokenizer()
+    return as_policy(new_model(options, tokenizer, seed=seed), tokenizer)
+
+
+def test_the_family_decides_the_architecture() -> None:
+    assert isinstance(made(NewModelOptions(**SMALL)).model, Qwen3ForCausalLM)
+    model = made(GPT2).model
+    assert isinstance(model, GPT2LMHeadModel)
+    assert model.transformer.wpe.weight.shape == (64, 16)
+    assert model.transformer.h[1].mlp.c_fc.weight.shape == (16, 24)
+    assert isinstance(model.transformer.ln_f, torch.nn.LayerNorm)
+    assert {each.p for each in model.modules() if isinstance(each, torch.nn.Dropout)} == {0.0}
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_a_new_gpt2_goes_through_the_shared_prompt_pass_and_sampler_and_trainer_agree() -> None:
+    policy = made(GPT2)
+    assert not policy.forward.padded
+    assert largest_gap(InProcessEngine(policy), longest=40) < 1e-4
+
+
+def test_weights_are_a_function_of_the_seed_and_survive_a_folder(tmp_path: Path) -> None:
+    one, again, other = (made(GPT2, seed).model.state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert not torch.equal(one["transformer.wte.weight"], other["transformer.wte.weight"])
+    policy = made(GPT2, 3)
+    policy.model.save_pretrained(tmp_path)
+    policy.tokenizer.save_pretrained(tmp_path)
+    loaded = load_policy(ModelOptions(path=str(tmp_path))).model.state_dict()
+    assert all(torch.equal(one[name], loaded[name]) for name in one)
+
+
+def test_the_memory_plan_counts_its_parameters() -> None:
+    count = sum(each.numel() for each in made(GPT2).model.parameters())
+    assert recipe_shape(GPT2).parameters == count
+
+
+def test_key_heads_of_their_own_are_refused_for_gpt2() -> None:
+    NewModelOptions(family="gpt2", num_heads=4, num_kv_heads=4)
+    with refused("num_kv_heads = 1 is only for family = qwen3", "Leave it out"):
+        NewModelOptions(family="gpt2", num_heads=4, num_kv_heads=1)
+
+
+def test_a_tokenizer_for_text_has_plain_words_as_tokens_and_loses_nothing() -> None:
+    tokenizer = new_tokenizer("text")
+    assert [len(tokenizer.encode(text)) for text in ("The weather today is", "I think that")] == [4, 3]
+    # Full stops and digits stay single: their number is that of their tokens.
+    said = "It rained... Dr. Lee paid 12.5 £."
+    assert tokenizer.decode(tokenizer.encode(said)) == said
+    dots = tokenizer.encode("................")
+    assert len(dots) == 16
+    assert len(set(dots)) == 1

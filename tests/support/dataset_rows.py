@@ -17,11 +17,12 @@ SUMS = [{"prompt": f"{i} + {i} = ", "answer": 2 * i} for i in range(40)]
 
 
 def task_of_rows(
-    rows: Sequence[Mapping[str, object]] | None = None, *, held_out_share: float = 0.0, **given: Any
+    rows: Sequence[Mapping[str, object]] | None = None, *, seed: int = 0, prompts_per_step: int = 8, **given: Any
 ) -> DatasetTask:
-    own = {"held_out_rows": given.pop("held_out_rows", None)}
-    options = DatasetOptions(held_out_share=held_out_share, **given)
-    return DatasetTask(options, RENDERER, seed=0, prompts_per_step=8, rows=rows, **own)
+    """The task of these rows, or of a file that is among the options; no row is held out unless they say so."""
+    apart = given.pop("held_out_rows", None)
+    options = DatasetOptions(**{"held_out_share": 0.0, **given})
+    return DatasetTask(options, RENDERER, seed=seed, prompts_per_step=prompts_per_step, rows=rows, held_out_rows=apart)
 
 
 def json_lines(path: Path, rows: Sequence[Mapping[str, object]]) -> str:

@@ -236,11 +236,11 @@ def every_label() -> list[str]:
     return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *BESIDES, *VARIANTS} - set(NOT_BUILT))
 
 
-def small_config(label: str) -> PreTrainedConfig:
+def small_config(label: str, **others: Any) -> PreTrainedConfig:
     """The config of a row's model."""
     kind, changes = VARIANTS.get(label, (label, {}))
     options = OF_FAMILIES[kind] if kind in OF_FAMILIES else small_options(kind)
-    return AutoConfig.for_model(kind, **{**options, **changes})
+    return AutoConfig.for_model(kind, **{**options, **changes, **others})
 
 
 def small_model(label: str) -> PreTrainedModel:

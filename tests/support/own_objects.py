@@ -1,6 +1,6 @@
 """A caller's own task, engine, reward and rule of credit, and recipes of runs with them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Prompt
+from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, StepReport
+from posttrain.runs.run_inputs import RunInputs
+from posttrain.training.session import CallerObjects, inputs_of
 from tests.support.dice import dice
 
 ROWS = [{"prompt": f"{i} and {i} make ", "answer": i} for i in range(1, 7)]
@@ -113,3 +116,65 @@ def upside_down(evidence: Evidence) -> Credit:
     """What is below its group's mean is made likelier, by its whole distance."""
     above = evidence.rewards - evidence.rewards.mean(dim=1, keepdim=True)
     return Credit(-above.flatten().repeat_interleave(evidence.lengths.flatten()))
+
+
+def inputs(**objects: Any) -> RunInputs:
+    """What a run of these objects is made of."""
+    return inputs_of(posttrain.Config(), CallerObjects(**objects))
+
+
+def tripled(report: StepReport) -> float:
+    return 3 * report.metrics["reward"]
+
+
+class Notes(posttrain.Watcher):
+    """Keeps every report, and adds a metric where it is given a name for one."""
+
+    def __init__(self, metric: str = "", of: Callable[[StepReport], float] = tripled) -> None:
+        self.metric, self.of = metric, of
+        self.steps: list[StepReport] = []
+        self.evaluations: list[EvaluationReport] = []
+        self.saves: list[tuple[int, bool]] = []
+        """Steps, and whether the weights were there."""
+        self.ends: list[EndReport] = []
+
+    def on_step(self, report: StepReport) -> dict[str, float]:
+        self.steps.append(report)
+        return {self.metric: self.of(report)} if self.metric else {}
+
+    def on_evaluation(self, report: EvaluationReport) -> None:
+        self.evaluations.append(report)
+
+    def on_save(self, report: CheckpointReport) -> None:
+        self.saves.append((report.step, (report.path / "policy.safetensors").is_file()))
+
+    def on_end(self, report: EndReport) -> None:
+        self.ends.append(report)
+
+
+OWN_CODE = """from posttrain import Task
+from posttrain.algorithms.table import grpo
+
+
+class Mine(Task):
+    name = "mine"
+    reward_functions = ()
+
+    def __init__(self, renderer, *, seed):
+        self.renderer = renderer
+
+    def prompts(self, step, draws):
+        return [self.renderer.render("1", id="1", prefill="", columns={}) for draw in draws]
+
+    def held_out(self):
+        return self.prompts(1, range(1))
+
+
+def mine():
+    return grpo()
+
+
+def score(completions, **columns):
+    return [float(len(each)) for each in completions]
+"""
+"""A task, an algorithm and a reward in a file."""

@@ -2,7 +2,7 @@
 
 The processes are forked from one that has loaded torch and transformers already, and has done nothing else, and the
 curves of a run are left blank unless a test asks: a run then takes half a second instead of five.
-`python -m posttrain` itself is tested in test_rl_command.py.
+`python -m posttrain` itself is tested in test_serve_attacks.py.
 """
 
 import json
@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 from matplotlib.figure import Figure
+from pyarrow import parquet
 
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.options.model import NewModelOptions
@@ -166,6 +167,22 @@ def run_program(text: str) -> None:
     exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102  # a page of ours
 
 
+def records(file: Path | str) -> list[dict[str, Any]]:
+    """The lines of a journal."""
+    return [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
+
+
+def rollout_rows(run: Path | str, step: int, folder: str = "rollouts") -> list[dict[str, Any]]:
+    """The rows of a step's file."""
+    return parquet.read_table(Path(run) / folder / f"step-{step:06d}.parquet").to_pylist()
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """The content of all files but the lock, which names the process."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".posttrain.lock")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 def untimed(record: Mapping[str, Any]) -> dict[str, Any]:
     """A metrics line without what the clock decides: docs/metrics.md names these."""
     timed = ("step_time", "tokens_per_second", "seconds/")
@@ -185,7 +202,7 @@ def after_training(run: Path) -> list[dict[str, Any]]:
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without what the clock says."""
-    return [untimed(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [untimed(line) for line in records(run / "metrics.jsonl")]
 
 
 def contents(run: Path) -> dict[str, Any]:

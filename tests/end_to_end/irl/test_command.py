@@ -2,7 +2,6 @@
 
 import json
 import os
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -18,11 +17,12 @@ from posttrain.cli import main
 from posttrain.irl.comparison import expected_value_difference
 from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl.gymnasium_table import read_gymnasium
-from posttrain.runs.reports import EndReport, StepReport
-from posttrain.runs.watchers import Watcher
 from tests.support.commands import printed, refusal
 from tests.support.irl_worlds import course_rewards
+from tests.support.own_objects import Notes
+from tests.support.pictures import width_and_height
 from tests.support.refusals import mentions
+from tests.support.runs import records
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -55,13 +55,6 @@ def arrays(folder: str = "run") -> dict[str, np.ndarray]:
         return {name: found[name] for name in found.files}
 
 
-def png_size(path: Path) -> tuple[int, int]:
-    head = path.read_bytes()[:24]
-    assert head[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = struct.unpack(">II", head[16:24])
-    return width, height
-
-
 def message_of(*argv: str) -> str:
     printed = refusal("irl", *argv)
     assert printed.startswith("posttrain: ")
@@ -76,7 +69,7 @@ def test_the_course_recipe_finds_both_prizes_and_fits_its_data_badly() -> None:
     assert summary["gap"] < 0.85
     assert summary["gap"] > 30 * summary["least_gap"], "the linear program knows of policies far nearer"
     assert summary["steps_per_episode"] > 1.9 * 9.69
-    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    lines = records("run/metrics.jsonl")
     assert len(lines) == summary["iterations"]
     assert [line["iteration"] for line in lines] == list(range(len(lines)))
     assert lines[-1]["largest_step"] <= 1e-4 < lines[-2]["largest_step"]
@@ -110,7 +103,7 @@ def test_the_frozen_lake_recipe_learns_to_cross_and_draws_it(capsys: pytest.Capt
     assert summary["value_lost"] < 0.05 * aimless
     assert 63 in summary["best_states"], "the present"
     assert sorted(path.name for path in Path("run/plots").iterdir()) == PLOTS
-    assert all(min(png_size(path)) > 300 for path in Path("run/plots").iterdir())
+    assert all(min(width_and_height(path)) > 300 for path in Path("run/plots").iterdir())
     printed = capsys.readouterr().out
     mentions(printed, "gymnasium, 64 states, 4 actions", f"value lost          {summary['value_lost']:.5g}")
 
@@ -292,18 +285,6 @@ def test_help_shows_the_options_of_what_was_chosen() -> None:
     assert "--method.horizon" not in said
     for names in ("{icy_grid,gymnasium,table}", "{sampled,recorded}", "{states,tiles,file}", "{course,maxent,causal}"):
         assert names in said, "and what else there is to choose"
-
-
-class Notes(Watcher):
-    def __init__(self) -> None:
-        self.steps: list[StepReport] = []
-        self.ends: list[EndReport] = []
-
-    def on_step(self, report: StepReport) -> None:
-        self.steps.append(report)
-
-    def on_end(self, report: EndReport) -> None:
-        self.ends.append(report)
 
 
 def test_a_watcher_sees_each_evaluation_of_the_fit_and_the_end(tmp_path: Path) -> None:

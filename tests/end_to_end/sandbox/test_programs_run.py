@@ -21,6 +21,7 @@ from posttrain.sandbox.sandboxes import Sandboxes
 from tests.support.commands import refusal
 from tests.support.refusals import refused, warned
 from tests.support.reward_rows import group
+from tests.support.runs import records
 
 QUICK = ["--run.num-steps", "1", "--rollout.max-completion-tokens", "8", "--rollout.prompts-per-step", "2"]
 
@@ -33,10 +34,7 @@ def answered(program: str) -> str:
 def journals(folder: Path, *flags: str) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """What a step of the bundled recipe writes down: the scores of its groups, and the metrics of all its lines."""
     assert main(["rl", "recipes/programs-tiny.yaml", "--run.folder", str(folder), *QUICK, *flags]) == 0
-    scores, metrics = (
-        [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("scores", "metrics")
-    )
+    scores, metrics = (records(folder / f"{name}.jsonl") for name in ("scores", "metrics"))
     return scores, {name: value for line in metrics for name, value in line.items()}
 
 
@@ -127,9 +125,7 @@ def test_what_a_program_leaves_behind_without_a_sandbox_holds_nobody_up() -> Non
     assert execution.wall_seconds < 3
 
 
-def test_a_sandbox_that_is_not_safe_stops_a_run_that_counts_errors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_sandbox_that_is_not_safe_stops_a_run_that_counts_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "ForkServerClient", lambda options: ForkServerClient(replace(options, sealed=False)))
     tests = {"tests": {"kind": "stdio", "cases": [{"input": "", "output": "1"}]}}
     rows = [group(["```python\nprint(1)\n```"] * 4, columns=tests)]

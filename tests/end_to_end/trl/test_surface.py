@@ -43,9 +43,7 @@ class Hub:
         return call
 
 
-def test_a_push_writes_what_scripts_give_into_the_card(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_writes_what_scripts_give_into_the_card(model: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     monkeypatch.setattr(Hub, "calls", [])
     made = grpo(model, tmp_path / "run", hub_model_id="me/mine")
@@ -212,21 +210,6 @@ def test_text_may_have_a_column_or_a_function_of_its_own(model: str, tmp_path: P
     assert trainer(model, tmp_path, alpaca).rows(alpaca, "rows") == [{"text": "c"}]
     made = trainer(model, tmp_path, rows, given={"formatting_func": lambda row: row["body"] + "!"})
     assert made.rows(rows, "rows") == [{"text": "one!"}]
-
-
-def test_rows_of_tokens_are_learned_as_they_are(model: str, tmp_path: Path) -> None:
-    ids = [5, 6, 7, 8]
-    rows = [{"input_ids": ids, "completion_mask": [0, 0, 1, 1], "assistant_masks": [0, 0, 0, 1], "text": "other"}]
-    learned = {
-        "by default": ({}, [-100, -100, 7, 8]),
-        "assistant": ({"assistant_only_loss": True}, [-100, -100, -100, 8]),
-        "whole": ({"completion_only_loss": False}, [-100, 6, 7, 8]),
-    }
-    for name, (args, labels) in learned.items():
-        made = trainer(model, tmp_path / name, rows, dataset_kwargs={"skip_prepare_dataset": True}, **args)
-        assert made.train_dataset[0] == {"input_ids": ids, "labels": labels}, name
-    made.train()
-    assert made.state.log_history[0]["num_tokens"] == 12, "3 epochs of one row"
 
 
 def test_the_stop_token_and_the_template_are_those_of_the_arguments(model: str, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import peft
 import pytest
 import torch
 from datasets import Dataset
-from pyarrow import parquet
 from transformers import TrainerCallback
 
 from posttrain.models.adapters.lora import lora_layers
@@ -17,6 +16,7 @@ from posttrain.models.model_outputs import is_recomputing
 from posttrain.options.model import is_adapter_folder
 from posttrain.trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quantization_config
 from tests.support.reward_models import reward_folder
+from tests.support.runs import rollout_rows
 from tests.support.trl_trainers import length
 
 ROWS = [{"prompt": f"{number} + {number} =", "answer": str(2 * number)} for number in range(1, 9)]
@@ -38,10 +38,6 @@ def of_even_rows(answer: list[str], completions: list[str], **columns: Any) -> l
 def trainer(model: Any, folder: Path, rewards: Any = length, *, given: Any = None, **args: Any) -> GRPOTrainer:
     config = GRPOConfig(str(folder), **{**SMALL, **args})
     return GRPOTrainer(model, rewards, config, **{"train_dataset": ROWS, **(given or {})})
-
-
-def rollouts(folder: Path, step: int) -> list[dict[str, Any]]:
-    return parquet.read_table(folder / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
 
 
 class Seen(TrainerCallback):
@@ -70,7 +66,7 @@ def test_log_history_has_trls_names_and_what_its_source_computes(model: str, tmp
     made = trainer(model, tmp_path / "run", [length, of_even_rows], beta=0.04)
     output = made.train()
     first, second, _, last = made.state.log_history
-    rows, more = rollouts(tmp_path / "run", 1), rollouts(tmp_path / "run", 2)
+    rows, more = rollout_rows(tmp_path / "run", 1), rollout_rows(tmp_path / "run", 2)
     lengths, rewards = [len(row["tokens"]) for row in rows], [row["reward"] for row in rows]
     scored = [row["score/of_even_rows"] for row in rows if row["score/of_even_rows"] is not None]
     assert first["reward"] == pytest.approx(fmean(rewards))
@@ -178,7 +174,7 @@ def test_a_function_beside_a_reward_model_and_one_of_its_name(model: str, tmp_pa
     made = trainer(model, tmp_path / "run", [length, str(folder), length], max_steps=1, given=given, num_generations=3,
                    per_device_train_batch_size=3, reward_weights=[1.0, 0.5, 0.0])  # fmt: skip
     made.train()
-    (row, *_), entry = rollouts(tmp_path / "run", 1), made.state.log_history[0]
+    (row, *_), entry = rollout_rows(tmp_path / "run", 1), made.state.log_history[0]
     assert row["reward"] == pytest.approx(row["score/length"] + 0.5 * row["score/judge"])
     assert {"rewards/length/mean", "rewards/judge/mean", "rewards/length_2/mean"} <= entry.keys()
 
@@ -234,7 +230,7 @@ def test_rows_come_in_order_where_they_are_not_shuffled_from_a_stream_too(model:
             yield {"prompt": f"{number} =", "answer": "2"}
 
     trainer(model, tmp_path / "run", max_steps=2, shuffle_dataset=False, given={"train_dataset": endless()}).train()
-    asked = [row["prompt"] for step in (1, 2) for row in rollouts(tmp_path / "run", step)[::4]]
+    asked = [row["prompt"] for step in (1, 2) for row in rollout_rows(tmp_path / "run", step)[::4]]
     assert asked == ["1 =", "2 =", "3 =", "4 ="]
 
 
@@ -254,5 +250,5 @@ def test_old_names_are_read_with_a_line_each(model: str, tmp_path: Path, capsys:
     assert [any(note.startswith(each) for note in made.notes) for each in about] == [True] * 4
     assert len(made.notes) == 4
     made.train()
-    assert {len(row["prompt_tokens"]) for row in rollouts(tmp_path / "run", 1)} <= {1, 2, 3, 4}
+    assert {len(row["prompt_tokens"]) for row in rollout_rows(tmp_path / "run", 1)} <= {1, 2, 3, 4}
     assert ModelConfig(torch_dtype="bfloat16").dtype == "bfloat16"
