@@ -158,7 +158,7 @@ def soak_workers(items: int, *, say: bool = False) -> dict[str, int]:
         alive = state_of_workers(function)
         ask(function, ["good"] * (items // 2), outcomes)
         after = state_of_workers(function)
-        default_resources().workers.close()
+        default_resources().pool_for(function).close()
         time.sleep(0.2)
         assert len(children_of_ours()) <= children, (children, children_of_ours())
         assert not [pid for pid in os.listdir("/proc") if pid.isdecimal() and asleep(pid)], "a process is left"
@@ -189,7 +189,7 @@ def ask(function: RewardFunction, texts: list[str], outcomes: Counter[str]) -> N
 
 def state_of_workers(function: RewardFunction) -> dict[str, int]:
     """What could grow; the workers have been replaced many times, and the number of them has not."""
-    workers = [worker.process.pid for worker in default_resources().workers.pool_for(function).workers]
+    workers = [worker.process.pid for worker in default_resources().pool_for(function).workers]
     return {
         "our descriptors": len(os.listdir("/proc/self/fd")) - len(workers),
         "children": len(children_of_ours()) - len(workers),

@@ -13,7 +13,7 @@ KEPT_FOR_THE_PROCESS = {
     " the loop they were made in; it runs whatever it is given, and no setting reaches it",
     "posttrain.rewards.grading.resources.default_resources": "for rewards that are called outside any session, with"
     " default options; a session has resources of its own",
-    "posttrain.rewards.grading.score_cache.package": "a digest of our files, which do not change while it runs",
+    "posttrain.rewards.grading.resources.package": "a digest of our files, which do not change while it runs",
     "posttrain.models.chat_templates.LIMIT": "the bound on the template that is being rendered",
     "posttrain.models.chat_templates.MEMORY": "the limit on memory while templates are rendered",
     "posttrain.sandbox.elsewhere.texts": "sources of this package, which do not change while it runs",

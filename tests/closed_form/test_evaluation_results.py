@@ -12,7 +12,7 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.options.reward import GradingOptions, RewardOptions
 from posttrain.rewards.grading.function import reward_function
 from posttrain.rewards.reward_registry import load_reward
-from posttrain.runs.summary import headline
+from posttrain.runs.reports import headline
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.evaluation import Answers, Questions, accuracies, full_evaluation, held_out_metrics
 from posttrain.training.held_out import comparison

@@ -16,7 +16,7 @@ import posttrain
 from posttrain.cli import main
 from posttrain.errors import RunError
 from posttrain.models.loading.new_model import new_tokenizer
-from posttrain.rewards.grading.calls import GIVEN, Call, list_arguments, run_arguments
+from posttrain.rewards.grading.calls import GIVEN, Call, list_arguments
 from posttrain.rewards.grading.function import keywords, reward_function
 from posttrain.rewards.shaping import Blocklist
 from posttrain.trl.rewards import DecodedReward
@@ -147,7 +147,7 @@ def test_numbers_that_cannot_be_averaged_are_refused_by_reward(reward: Any, mode
 def test_the_arguments_that_hide_columns_are_all_that_a_function_is_given_beside_them() -> None:
     function = reward_function(by_letters)
     call = Call(function=function, rows=(), wanted=keywords(function))
-    assert set(GIVEN) == (list_arguments((), function) | run_arguments(call)).keys()
+    assert set(GIVEN) == {*list_arguments((), function), "trainer_state", *call.log.arguments()}
 
 
 def test_a_column_called_self_reaches_objects_that_take_all_columns() -> None:

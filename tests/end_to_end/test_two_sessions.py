@@ -164,7 +164,7 @@ for kind in (ProcessPool, WorkerPool):
 kept = [Resources(), default_resources()]
 for resources in kept:
     resources.sandboxes.importing().opened()
-kept[0].workers.pool_for(function_of(Path({str(tmp_path)!r}), "def mine(response):\\n    return 1.0\\n", workers=1))
+kept[0].pool_for(function_of(Path({str(tmp_path)!r}), "def mine(response):\\n    return 1.0\\n", workers=1))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

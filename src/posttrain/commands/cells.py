@@ -30,7 +30,7 @@ from posttrain.runs.files import read_metrics, write_atomically
 from posttrain.runs.folder import sole_writer
 from posttrain.runs.interruption import run_posttrain
 from posttrain.runs.named_inputs import changed_options, changed_since, first_changes
-from posttrain.runs.summary import headline
+from posttrain.runs.reports import headline
 from posttrain.tasks.base import held_out_prompts, training_prompts
 from posttrain.training.session import open_session
 from posttrain.training.update import group_logprobs

@@ -12,7 +12,7 @@ import numpy as np
 
 from posttrain.errors import RunError
 from posttrain.runs.files import save_figure, write_atomically
-from posttrain.runs.summary import LEFT_OUT, REWARD, SCORE
+from posttrain.runs.reports import LEFT_OUT, REWARD, SCORE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -36,7 +36,6 @@ class GymQuestion(NamedTuple):
     """An answer for its generator's scorer."""
 
     dataset: str
-    """By `dataset_key`."""
     answer: str
     entry: Mapping[str, Any]
 

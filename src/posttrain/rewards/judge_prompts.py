@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from posttrain.rewards.parsing.tags import END_THINK
@@ -52,7 +52,6 @@ SЅ CСϹ OОΟ RЯ EЕΕ VѴ IІΙ TТΤ AАΑ NΝ WԜ "“”„‟«» '‘�
 LOOK_ALIKE = {ord(other): group[0] for group in LOOK_ALIKES.split() for other in group[1:]}
 """Letters of other scripts that are read as Latin ones, and quotes."""
 ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
-"""A letter as JSON may escape it."""
 
 
 def judged_part(text: str, part: str) -> str:
@@ -115,31 +114,18 @@ Rubric:
 Reply with one JSON object on the last line: {{"winner": "A"}}, {{"winner": "B"}} or {{"winner": "tie"}}."""
 
 
-def fence() -> str:
-    return f"=== {secrets.token_hex(12)} ==="
-
-
-def single_messages(prompt: str, candidate: str, *, rubric: str, scale: tuple[float, float]) -> list[dict[str, str]]:
-    line = fence()
-    system = SINGLE.format(fence=line, rubric=rubric, low=scale[0], high=scale[1])
-    return [{"role": "system", "content": system}, {"role": "user", "content": enclosed(prompt, candidate, line)}]
+def judge_messages(template: str, prompt: str, data: str | list[str], **fields: object) -> list[dict[str, str]]:
+    """SINGLE with one candidate, or PAIR with two, between two lines that no candidate can know."""
+    line = f"=== {secrets.token_hex(12)} ==="
+    content = f"Task:\n{prompt}\n\n{line}\n{json.dumps(data, ensure_ascii=True)}\n{line}"
+    system = template.format(fence=line, **fields)
+    return [{"role": "system", "content": system}, {"role": "user", "content": content}]
 
 
 def shown_second(prompt: str, first: str, second: str) -> bool:
     """Whether the first of two candidates is shown second: by lot, as a function of what is compared."""
     drawn = hashlib.blake2b(repr((prompt, first, second)).encode(errors="surrogatepass"), digest_size=1).digest()
     return drawn[0] < 128
-
-
-def pair_messages(prompt: str, candidates: Sequence[str], *, rubric: str) -> list[dict[str, str]]:
-    line = fence()
-    system = PAIR.format(fence=line, rubric=rubric)
-    content = enclosed(prompt, list(candidates), line)
-    return [{"role": "system", "content": system}, {"role": "user", "content": content}]
-
-
-def enclosed(prompt: str, data: str | list[str], line: str) -> str:
-    return f"Task:\n{prompt}\n\n{line}\n{json.dumps(data, ensure_ascii=True)}\n{line}"
 
 
 class NoVerdict(Exception):

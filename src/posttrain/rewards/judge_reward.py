@@ -1,15 +1,13 @@
 """Rewards by a judge: a model behind any OpenAI-compatible chat endpoint, by rubric or by comparing a group in pairs.
 
-**What earns what.**  `compare: rubric` asks for a number on a scale and pays its share of the scale, in [0, 1].
-`compare: pairs` asks, for every pair of a prompt's completions, which is better, in an order drawn by lot, and pays
-each completion its share of the points it could win.
+`compare: rubric` pays the judge's number as a share of its scale, in [0, 1].  `compare: pairs` asks of every pair of a
+prompt's completions which is better, and pays each completion its share of the points it could win.
 
-**Known hacks, and what stops them.**  Instructions to the judge and verdicts in the answer: an answer is a JSON string
-between fences that it cannot know.  One that looks like a verdict, also in JSON's escapes or in letters of other
-scripts, scores 0 without a call; so do empty answers and words that announce an answer and give none ("Solution:").
-A reply without a verdict is a failure, never a 0.  A judge that has stopped judging: it is regularly shown an answer
-known to be bad and one known to be good; while it cannot tell them apart, verdicts have the outcome `doubted`.
-Not stopped: what a judge likes and should not, such as length and a confident tone.
+**Known hacks, and what stops them.**  Instructions to the judge: an answer is a JSON string between fences that it
+cannot know.  One that looks like a verdict, also in JSON's escapes or in letters of other scripts, and one that says
+nothing ("Solution:") score 0 without a call.  A reply without a verdict is a failure, never a 0.  A judge that has
+stopped judging is regularly shown a bad and a good answer; while it cannot tell them apart, verdicts have the outcome
+`doubted`.  Not stopped: what a judge likes and should not, such as length and a confident tone.
 """
 
 import asyncio
@@ -196,10 +194,10 @@ class JudgeBatch:
         return list(await asyncio.gather(*(self.score(prompt, part) for prompt, part in rows)))
 
     async def score(self, prompt: str, part: str, rubric: str = "") -> float | ScoringFailure:
-        scale = self.reward.lowest, self.reward.highest
-        messages = judge_prompts.single_messages(
-            prompt, judge_prompts.cut_candidate(part), rubric=rubric or self.reward.rubric, scale=scale
-        )
+        low, high = scale = self.reward.lowest, self.reward.highest
+        fields = {"rubric": rubric or self.reward.rubric, "low": low, "high": high}
+        candidate = judge_prompts.cut_candidate(part)
+        messages = judge_prompts.judge_messages(judge_prompts.SINGLE, prompt, candidate, **fields)
         return await self.verdict(messages, lambda reply: judge_prompts.score_in(reply, scale))
 
     async def shares(self, rows: Sequence[tuple[str, str]]) -> list[float | ScoringFailure]:
@@ -226,9 +224,8 @@ class JudgeBatch:
         swapped = judge_prompts.shown_second(rows[a][0], rows[a][1], rows[b][1])
         first, second = (b, a) if swapped else (a, b)
         candidates = [judge_prompts.cut_candidate(rows[first][1]), judge_prompts.cut_candidate(rows[second][1])]
-        result = await self.verdict(
-            judge_prompts.pair_messages(rows[a][0], candidates, rubric=self.reward.rubric), judge_prompts.winner_in
-        )
+        asked = judge_prompts.judge_messages(judge_prompts.PAIR, rows[a][0], candidates, rubric=self.reward.rubric)
+        result = await self.verdict(asked, judge_prompts.winner_in)
         return result if isinstance(result, ScoringFailure) or not swapped else 1 - result
 
     async def verdict(self, messages: list[dict[str, str]], read: Callable[[str], float]) -> float | ScoringFailure:

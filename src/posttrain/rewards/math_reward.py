@@ -27,7 +27,6 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -105,15 +104,7 @@ def is_refused(answer: str, gold: str) -> bool:
     )
 
 
-def other_name(answer: str, gold: str) -> bool:
-    """Whether both give a value to a letter, but to different ones."""
-    if not (ASSIGNED.match(answer) and ASSIGNED.match(gold)):
-        return False
-    return len({re.sub(r"[\s{}]", "", text.partition("=")[0]) for text in (answer, gold)}) > 1
-
-
 def subscripts(text: str) -> set[str]:
-    """Subscripts of numbers and brackets, such as the base of `101_2`."""
     return {found.strip("{} ") for found in SUBSCRIPT.findall(text)}
 
 
@@ -221,17 +212,6 @@ SOURCE = "from prepared import compare_answers"
 PREPARE = Path(inside.__file__).with_name("math_check.py")
 
 
-class ComparisonResult(StrEnum):
-    """The result of a comparison."""
-
-    SAME = "same"
-    DIFFERENT = "different"
-    UNREADABLE = "unreadable"
-    NO_GOLD = "no_gold"
-    TIME_LIMIT = "time_limit"
-    LOST = "lost"
-
-
 class Question(NamedTuple):
     """Whether an answer equals the gold one."""
 
@@ -239,26 +219,13 @@ class Question(NamedTuple):
     answer: str
 
 
-def compare_symbolically(
-    questions: Sequence[Question], sandboxes: Sandboxes, *, cpu_seconds: float
-) -> list[ComparisonResult]:
-    """The results; each different question is asked once."""
+def compare_symbolically(questions: Sequence[Question], sandboxes: Sandboxes, *, cpu_seconds: float) -> list[object]:
+    """`same`, `different`, `unreadable`, `no_gold` or Unanswered; each different question is asked once."""
     different = list(dict.fromkeys(questions))
     function = SandboxFunction("compare_answers", SOURCE)
     said = answers(sandbox_with_maths(sandboxes), function, different, cpu_seconds=cpu_seconds)
-    results = dict(zip(different, map(as_result, said), strict=True))
+    results = dict(zip(different, said, strict=True))
     return [results[question] for question in questions]
-
-
-def as_result(said: object) -> ComparisonResult:
-    match said:
-        case Unanswered.LOST:
-            return ComparisonResult.LOST
-        case Unanswered.TIME_LIMIT:
-            return ComparisonResult.TIME_LIMIT
-        case str() if not isinstance(said, Unanswered):
-            return ComparisonResult(said)
-    return ComparisonResult.UNREADABLE
 
 
 def sandbox_with_maths(sandboxes: Sandboxes) -> Sandbox:
@@ -314,7 +281,7 @@ class MathsReward(SessionReward):
                     exact_numbers.gold_value(gold) is not None or exact_match.gold_name(gold) is not None
                     for gold in known
                 ]
-                said = [ComparisonResult.UNREADABLE if each else ComparisonResult.NO_GOLD for each in readable]
+                said = ["unreadable" if each else "no_gold" for each in readable]
             return [slowly(*each) for each in zip(said, questions, strict=True)]
 
         graded, named = answered_together(first, Question, compared), resources.memory(self, set[str])
@@ -344,7 +311,8 @@ def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
     if len(found) > exact_numbers.MAX_CHARACTERS:
         return Graded(0.0, exact_match.AnswerOutcome.REFUSED)
     found, gold = found.translate(AS_HYPHEN), gold.translate(AS_HYPHEN)
-    if other_name(found, gold):
+    names = {re.sub(r"[\s{}]", "", text.partition("=")[0]) for text in (found, gold) if ASSIGNED.match(text)}
+    if len(names) > 1:  # a value for another letter
         return exact_match.graded_answer(False)
     expected, given = exact_numbers.gold_value(assigned(gold)), exact_numbers.measured_value(assigned(found))
     if expected is not None:
@@ -363,12 +331,14 @@ def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
     return Question(as_asked(gold), as_asked(assigned(found)))
 
 
-def slowly(said: ComparisonResult, question: Question) -> Graded | ScoringFailure:
+def slowly(said: object, question: Question) -> Graded | ScoringFailure:
+    """The verdict by what the sandbox said of a question."""
     match said:
-        case ComparisonResult.SAME | ComparisonResult.DIFFERENT:
-            return exact_match.graded_answer(said is ComparisonResult.SAME)
-        case ComparisonResult.NO_GOLD:
+        case "same" | "different":
+            return exact_match.graded_answer(said == "same")
+        case "no_gold":
             return Graded(None, exact_match.AnswerOutcome.NO_GOLD)
-        case ComparisonResult.LOST:
+        case Unanswered.LOST:
             return ScoringFailure(f"the sandbox lost the comparison with {question.gold!r}")
-    return Graded(0.0, exact_match.AnswerOutcome(said))
+    late = said is Unanswered.TIME_LIMIT
+    return Graded(0.0, exact_match.AnswerOutcome.TIME_LIMIT if late else exact_match.AnswerOutcome.UNREADABLE)

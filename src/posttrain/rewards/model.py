@@ -1,10 +1,7 @@
 """Reward models, one or several: sequence classifiers that learned from people's preferences, as reward functions.
 
-**What it reads.**  Prompt and completion, written with the model's tokenizer and chat template
-(posttrain.models.classifiers.saved_classifier).
-
-**What earns what.**  The label's logit at the last token of the text
-(posttrain.models.classifiers.last_token_scores).  The model is not trained and shares nothing with the policy.
+One reads prompt and completion, written with its tokenizer and chat template, and pays the label's logit at the last
+token of the text.  It is not trained and shares nothing with the policy.
 
 **Known hacks.**  Whatever the model overrates: length, lists, flattery, quirks of its data.  Judge held-out completions
 by something else, and read them.  Tokens that would end the assistant's turn are read as text.
@@ -134,8 +131,7 @@ class RewardModel:
 
 
 def graded_readings(scores: Sequence[float], cut: Sequence[bool]) -> list[Graded]:
-    outcomes = [ReadText.CUT if each else ReadText.WHOLE for each in cut]
-    return [Graded(score, outcome) for score, outcome in zip(scores, outcomes, strict=True)]
+    return [Graded(score, ReadText.CUT if over else ReadText.WHOLE) for score, over in zip(scores, cut, strict=True)]
 
 
 def label_names(model: PreTrainedModel) -> list[str]:
@@ -144,7 +140,8 @@ def label_names(model: PreTrainedModel) -> list[str]:
 
 def label_index(model: PreTrainedModel, options: RewardModelOptions) -> int:
     """The place of the label's number.  Raises UserError if the label is missing or unknown."""
-    names, where = label_names(model), reward_option(options)
+    where = reward_option(options)
+    names = label_names(model)
     listed = ", ".join(f"{index} ({name})" for index, name in enumerate(names))
     match options.label:
         case None if len(names) == 1:
@@ -160,18 +157,15 @@ def label_index(model: PreTrainedModel, options: RewardModelOptions) -> int:
 
 
 def token_limit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: RewardModelOptions) -> int:
-    limits = [own_context(model.config), positions_behind_padding(model), tokenizer.model_max_length]
+    """Tokens that the model reads; RoBERTa's family counts positions from after the padding position."""
+    tables = [each for name, each in model.named_modules() if name.endswith("position_embeddings")]
+    padded = [each for each in tables if isinstance(each, nn.Embedding) and each.padding_idx is not None]
+    limits = [own_context(model.config), tokenizer.model_max_length]
+    limits += [each.num_embeddings - int(each.padding_idx or 0) - 1 for each in padded]
     most = min((each for each in limits if each is not None and 0 < each < NO_LIMIT), default=NO_LIMIT)
     if options.max_tokens and options.max_tokens > most:
         raise UserError(f"{reward_option(options)}: max_tokens = {options.max_tokens}: must be at most {most}.")
     return options.max_tokens or most
-
-
-def positions_behind_padding(model: PreTrainedModel) -> int | None:
-    """Positions in a family that counts them from after the padding position, as RoBERTa does; None in others."""
-    tables = [each for name, each in model.named_modules() if name.endswith("position_embeddings")]
-    found = [each for each in tables if isinstance(each, nn.Embedding) and each.padding_idx is not None]
-    return min((each.num_embeddings - int(each.padding_idx or 0) - 1 for each in found), default=None)
 
 
 def some_weights(model: PreTrainedModel) -> str:
@@ -189,9 +183,7 @@ def combined_scores(
     if combine == "least":
         return scores.amin(dim=0)
     mean = scores.mean(dim=0)
-    if combine == "mean":
-        return mean
-    return mean - deviation_weight * deviations(scores)
+    return mean if combine == "mean" else mean - deviation_weight * deviations(scores)
 
 
 def deviations(scores: Float64[Tensor, "model text"]) -> Float64[Tensor, " text"]:
@@ -252,10 +244,9 @@ class RewardModelEnsemble:
 
 
 def reward_model_of(options: RewardOptions) -> RewardModel | RewardModelEnsemble:
-    models = [RewardModel(model, **options.model_options) for model in (options.model, *options.ensemble)]
-    if len(models) == 1:
-        return models[0]
-    return RewardModelEnsemble(models, combine=options.combine, deviation_weight=options.deviation_weight)
+    first, *others = [RewardModel(model, **options.model_options) for model in (options.model, *options.ensemble)]
+    combine, weight = options.combine, options.deviation_weight
+    return RewardModelEnsemble([first, *others], combine, weight) if others else first
 
 
 def reward_models_in(call: object) -> tuple[RewardModel, ...]:

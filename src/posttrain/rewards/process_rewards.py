@@ -1,9 +1,8 @@
 """From marks on tokens and spans of text to one number per token: a step's column of process rewards.
 
 A span is in characters of the graded text, which is the prompt's prefill and then the decoded completion.  The token
-that completes it gets its whole value: only then has the policy done what is paid for, and summing rewards from each
-token on credits every token of the span.  A character that several tokens write, as byte-level pieces do, is complete
-with the last of them.  The stop token writes no text.
+that completes it gets its whole value: only then has the policy done what is paid for.  A character that several tokens
+write, as byte-level pieces do, is complete with the last of them.  The stop token writes no text.
 
 Only sampled tokens earn.  A mark on a given token, or a span that ends in given text, counts at the last sampled token
 before it: the policy asked for what follows.  A mark with no sampled token before it, as in the prefill, earns nothing.

@@ -1,13 +1,9 @@
-"""Checkpoints: everything the next step reads, so that a resumed run computes the same bits.
+"""Checkpoints: everything the next step reads, so that a resumed run computes the same bits; and torch's threads.
 
-    checkpoints/step-000012/
-        policy.safetensors, optimizer.safetensors ...    named tensors; no pickle, nothing that can run code
-        state.json                                       other state of the next step
-        config.yaml                                      the recipe that it was made with
-        manifest.json                                    size and SHA-256 of each file and of itself: see files.py
-
-A checkpoint is written under a temporary name, synced to the disk and renamed: a folder called step-N is whole,
-or was damaged later, which the hashes show.
+checkpoints/step-000012/ has named tensors (policy.safetensors, optimizer.safetensors, …; no pickle, nothing that can
+run code), state.json with other state of the next step, config.yaml with the recipe and manifest.json (see files.py).
+It is written under a temporary name, synced to the disk and renamed: a folder called step-N is whole, or was damaged
+later, which the hashes show.
 """
 
 import json

@@ -54,7 +54,6 @@ def draw_curves(metrics: Path, picture: Path, title: str = "") -> None:
 
 
 def draw_measure(axes: "Axes", records: Records, name: str, title: str, unit: str) -> None:
-    """A number of each step, its running mean, and the held-out one with its interval."""
     steps, values = series(records, name)
     if steps:
         axes.plot(steps, values, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")

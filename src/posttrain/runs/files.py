@@ -169,27 +169,22 @@ TEMPORARY = ".tmp-"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def refusal(path: Path, run: Path, reason: str, *, full: bool) -> RunError:
-    saved = saved_steps(run / "checkpoints")
-    kept = f"{saved[max(saved)]} and every step before it" if saved else "the steps finished so far"
-    remedy = "Free some space" if full else "Make the folder writable or choose another run.folder (--run.folder)"
-    resume = f", then resume with --resume {run} (in Python train(config, resume=True))" if saved else ""
-    return RunError(f"{path}: cannot be written: {reason}.  Kept: {kept}.  {remedy}{resume}.")
-
-
 @contextmanager
 def writing(path: Path, run: Path) -> Iterator[None]:
     """Turn an OSError for `path` into a message that says what is kept and what to do."""
     try:
         yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno == errno.ELOOP:
-            reason = f"{error.filename} is a link; put the file itself there"
-        raise refusal(path, run, reason, full=error.errno in DISK_FULL) from error
-    except SafetensorError as error:  # its text holds the system's error
-        full = any(f"os error {code}" in str(error) for code in DISK_FULL)
-        raise refusal(path, run, str(error), full=full) from error
+    except (OSError, SafetensorError) as error:
+        reason, full = str(error), any(f"os error {code}" in str(error) for code in DISK_FULL)  # as safetensors says it
+        if isinstance(error, OSError):
+            linked = error.errno == errno.ELOOP
+            reason = f"{error.filename} is a link; put the file itself there" if linked else error.strerror or reason
+            full = error.errno in DISK_FULL
+        saved = saved_steps(run / "checkpoints")
+        kept = f"{saved[max(saved)]} and every step before it" if saved else "the steps finished so far"
+        remedy = "Free some space" if full else "Make the folder writable or choose another run.folder (--run.folder)"
+        resume = f", then resume with --resume {run} (in Python train(config, resume=True))" if saved else ""
+        raise RunError(f"{path}: cannot be written: {reason}.  Kept: {kept}.  {remedy}{resume}.") from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -307,12 +302,11 @@ class LineJournal:
 
 
 def changed_line(path: Path, number: int, what: str) -> RunError:
-    changed = f"{path}, line {number}: {what}; the file was changed after it was written."
-    return RunError(f"{changed}  Restore the file or delete that line.")
+    remedy = "the file was changed after it was written.  Restore the file or delete that line."
+    return RunError(f"{path}, line {number}: {what}; {remedy}")
 
 
 def read_metrics(path: Path) -> list[Mapping[str, object]]:
-    """The metrics of every finished step, in order."""
     return [record for _, record in json_lines(path)]
 
 

@@ -41,7 +41,6 @@ class Folder:
     contents: ClassVar[tuple[str, ...]]
     """What overwriting removes, config.yaml last; other files stay."""
     journals: ClassVar[tuple[str, ...]] = ()
-    """Files that grow by lines."""
     folders: ClassVar[tuple[str, ...]] = ()
     content_files: ClassVar[tuple[str, ...]] = ("metrics.jsonl", "scores.jsonl")
     """Files whose content is lost only with `overwrite`; one that failed before it had some loses nothing."""
@@ -124,7 +123,6 @@ class Folder:
         self.write(FORMAT, f"{VERSION}\n")
 
     def write(self, name: str, content: str | bytes) -> Path:
-        """Replace a file of the folder, whole or not at all."""
         path = self.path / name
         with writing(path, self.path):
             if path.parent != self.path:
@@ -136,7 +134,6 @@ class Folder:
         self.write(INPUTS, inputs.as_json())
 
     def write_rows(self, name: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """Replace a file of JSON lines."""
         self.write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
     def replace_config(self, config_yaml: str) -> None:
@@ -199,8 +196,8 @@ def resume_command(run: Path, command: str) -> str:
 
 
 def interrupted_lines(run: Path, step: int, reason: str, command: str) -> list[str]:
-    saved = f"{reason}: stopped after step {step}; everything is saved."
-    return [saved, f"go on with   {resume_command(run, command)}"]
+    go_on = f"go on with   {resume_command(run, command)}"
+    return [f"{reason}: stopped after step {step}; everything is saved.", go_on]
 
 
 def saved_recipe(config: AnyConfig) -> str:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from posttrain.config import Config, TrainingConfig
 from posttrain.config.reading import COMMAND_OF
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.options.training import CheckpointOptions, RunOptions
 from posttrain.runs import checkpoint
 from posttrain.runs.checkpoint import Checkpoint, ThreadClaim
@@ -36,34 +36,21 @@ from posttrain.runs.watchers import Alarms, OwnWatcher, RolloutFiles, StepCall, 
 
 
 class TrainedState(Protocol):
-    """The trained objects, as far as checkpoints need them."""
+    """The trained objects, as far as checkpoints need them: after `step` steps, whose time is `seconds` in all.
+
+    `tensors` are those that the next step reads, by the name of their file; `state` is its other state, as JSON.
+    """
 
     @property
-    def step(self) -> int:
-        """Steps finished."""
-        ...
-
+    def step(self) -> int: ...
     @property
     def optimizer(self) -> Optimizer: ...
-
     @property
-    def seconds(self) -> float:
-        """Time of the steps and evaluations, over the whole run."""
-        ...
-
-    def tensors(self) -> Mapping[str, Tensors]:
-        """All tensors that the next step reads, by the name of their file."""
-        ...
-
-    def state(self) -> Mapping[str, object]:
-        """Other state of the next step, JSON-serialisable."""
-        ...
-
+    def seconds(self) -> float: ...
+    def tensors(self) -> Mapping[str, Tensors]: ...
+    def state(self) -> Mapping[str, object]: ...
     def restore(self, saved: Checkpoint) -> None: ...
-
-    def add_seconds(self, seconds: Mapping[str, float]) -> None:
-        """Count the time of a step, by stage."""
-        ...
+    def add_seconds(self, seconds: Mapping[str, float]) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +60,6 @@ class HarnessOptions:
     run: RunOptions
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     time_by_stage: bool = True
-    """Whether metrics have the seconds of each stage."""
     watchers: Sequence[Watcher] = ()
     """The user's; they see each step before its metrics are written and shown, and before it is saved."""
     guards: Sequence[Watcher] = ()
@@ -81,7 +67,6 @@ class HarnessOptions:
     score: Callable[[Metrics], float | None] = lambda metrics: None
     """Rates a step's checkpoint by its metrics: higher is better, None says nothing."""
     stop_early: Callable[[], bool] = bool
-    """Whether the run may end although there are steps left."""
     config: TrainingConfig = field(default_factory=Config)
     """The recipe: saved with each checkpoint, and compared at a resume."""
     from_step: int | None = None
@@ -96,19 +81,15 @@ class Harness:
     def __init__(self, folder: RunFolder, trained: TrainedState, options: HarnessOptions) -> None:
         self.folder, self.trained, self.options = folder, trained, options
         self.clock = Clock()
-        """Of the current step."""
         self.step = 0
-        """The current or last step."""
         self.interruption = Interruption()
         self.progress = Progress(options.run.num_steps)
         self.watchers: list[Watcher] = list(options.watchers)
         self.trackers = Trackers(folder, options.config, lambda text: self.progress.note(text))
         self._began, self._seconds_before = time.monotonic(), 0.0
         self.stopping = False
-        """Whether the run ends after the current step."""
         self._recorded: StepReport | None = None
         self._saved = -1
-        """The step that was saved last."""
         self._reported: set[str] = set()
         """Damage to older checkpoints."""
         self._open = ExitStack()
@@ -173,7 +154,6 @@ class Harness:
 
     @property
     def command(self) -> str:
-        """The command that resumes such a run."""
         return COMMAND_OF[type(self.options.config)]
 
     def seconds_left(self) -> float | None:
@@ -232,7 +212,6 @@ class Harness:
 
     @contextmanager
     def naming_the_step(self) -> Iterator[None]:
-        """Add the step and the last checkpoint to an error that ends the run."""
         try:
             yield
         except RunError as error:
@@ -292,7 +271,6 @@ class Harness:
             watcher.on_save(CheckpointReport(step=step, path=path))
 
     def end(self, summary: Mapping[str, object], lines: Sequence[str]) -> None:
-        """Write the summary, if there is one, tell the watchers, and print the last lines."""
         if summary:
             self.folder.write_summary(summary)
         report = EndReport(
@@ -308,12 +286,3 @@ def step_ranges(steps: Sequence[int]) -> str:
     first = [step for step in steps if step - 1 not in steps]
     last = [step for step in steps if step + 1 not in steps]
     return ", ".join(f"{low}-{high}" if low < high else f"{low}" for low, high in zip(first, last, strict=True))
-
-
-def require_resume(from_step: int | None, *, resume: bool) -> None:
-    if from_step is not None and not resume:
-        rule = "only a resumed run starts from a step"
-        raise UserError(
-            f"from_step = {from_step}: {rule}; call train(config, resume=True, from_step={from_step}).",
-            command=f"--from-step {from_step}: {rule}; give --resume RUN as well.",
-        )

@@ -40,8 +40,6 @@ REPLACED = {
     "algorithm": ("algorithm.path",),
 }
 """Object of a caller -> prefixes of the options that it replaces."""
-SOME_WEIGHTS = 64
-"""Numbers of each parameter that tell two policies of one shape apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,6 @@ class NamedInput:
     path: str
     """Empty where the option names nothing."""
     revision: str = ""
-    """Of rows on the hub."""
     model: ModelOptions | None = None
     """Options of the model that is trained."""
 
@@ -113,7 +110,6 @@ def rows_of_task(task: DatasetOptions) -> list[NamedInput]:
 
 
 def named_files(config: AnyConfig) -> dict[str, run_inputs.RunInput]:
-    """Everything that a recipe names, by option.  Raises UserError for what is missing."""
     return read_all(named_options(config))
 
 
@@ -158,7 +154,6 @@ def model_files(model: ModelOptions, option: str) -> dict[str, run_inputs.RunInp
 
 
 def require_digest(option: str, path: str, digest: str) -> run_inputs.RunInput:
-    """A named file or folder with its digest.  Raises UserError where there is none."""
     if not digest:
         raise UserError(
             f"{option} = {path}: cannot be read, so a change would go unnoticed.  Restore it or give its place;"
@@ -189,14 +184,14 @@ def policy_input(
     """A caller's policy by its shape; `weighed` also by some of its weights, where no checkpoint holds them."""
     if policy is None:
         return {}
+    from posttrain.rewards.model import some_weights
+
     parameters = [*policy.model.parameters()]
     what = f"{run_inputs.class_name(policy.model)} of {sum(each.numel() for each in parameters)} parameters"
-    some = [each.detach().flatten()[:SOME_WEIGHTS].double().tolist() for each in parameters] if weighed else []
-    return {name: run_inputs.RunInput(what, run_inputs.sha256_of(repr(some)) if weighed else "")}
+    return {name: run_inputs.RunInput(what, some_weights(policy.model) if weighed else "")}
 
 
 def changed_since(folder: Path, config: AnyConfig) -> list[str]:
-    """Changes to the files that a recipe names since the run in a folder began."""
     began = run_inputs.RunInputs(files=run_inputs.began_with(folder).files)
     return run_inputs.differences(began, run_inputs.RunInputs(files=named_files(config)))[0] if began.files else []
 
@@ -249,7 +244,6 @@ def require_same_recipe(run: Path, config: TrainingConfig, made_with: str) -> No
 
 
 def remedy(run: Path) -> str:
-    """How to restore config.yaml."""
     copies = [path / RECIPE for path in saved_steps(run / "checkpoints").values() if (path / RECIPE).is_file()]
     if not copies:
         return f"Restore {run / RECIPE}"
@@ -266,7 +260,6 @@ def lasting_options(config: AnyConfig, may_change: frozenset[str] = MAY_CHANGE) 
 
 
 def option_values(config: AnyConfig) -> dict[str, object]:
-    """Every option of a config by its dotted path."""
     return dict(leaves("", plain(asdict(resolved_config(config)))))
 
 
@@ -283,7 +276,6 @@ def leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def option_differences(began: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """Every option that changed, with both values."""
     return [
         f"{path} = {now.get(path, 'missing')}, which was {began.get(path, 'missing')}"
         for path in dict.fromkeys([*began, *now])
@@ -314,5 +306,4 @@ def placeless(config: Any) -> Mapping[str, object]:
 
 
 def first_changes(changed: list[str]) -> str:
-    """The first three, for a message."""
     return "; ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")

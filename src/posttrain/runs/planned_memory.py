@@ -99,14 +99,12 @@ def rl_setup(
     held = held_as(config.model, shape, on_cuda=on_cuda)
     longest = min(config.model.context or shape.max_positions, shape.max_positions)
     reference = config.reference.path if algorithm.uses_reference else ""
+    others = [ModelOptions(path=path) for path in ("" if teacher is None else teacher.model, reference) if path]
+    shapes = [(options, recipe_shape(options)) for options in others]
     return replace(
         held,
         reference=(algorithm.uses_reference and not reference) or (teacher is not None and teacher.weights == "start"),
-        teacher=sum(
-            model_bytes(ModelOptions(path=path), on_cuda=held.on_cuda)
-            for path in ("" if teacher is None else teacher.model, reference)
-            if path
-        ),
+        teacher=sum(weights(of, held_as(options, of, on_cuda=held.on_cuda)) for options, of in shapes),
         reward_models=planned_reward_bytes(config.rewards, on_cuda=held.on_cuda),
         critic=critic is not None and critic.has_own_trunk(shape.parameters),
         value_head="none" if critic is None else critic.head,
@@ -126,11 +124,6 @@ def planned_reward_bytes(rewards: Sequence[RewardOptions], *, on_cuda: bool) -> 
         for item in rewards
         for folder in ((item.model, *item.ensemble) if item.model else ())
     )
-
-
-def model_bytes(options: ModelOptions, *, on_cuda: bool) -> int:
-    shape = recipe_shape(options)
-    return weights(shape, held_as(options, shape, on_cuda=on_cuda))
 
 
 def sft_setup(config: SftConfig, shape: ModelShape, *, on_cuda: bool | None = None) -> MemorySetup:

@@ -76,7 +76,6 @@ class Progress:
         self._time_limit = time_limit_seconds
         self._latest: dict[str, float] = {}
         self._first: dict[str, float] = {}
-        """Values of the first evaluation."""
         self._own: tuple[str, ...] = ()
         self._rewards: list[float] = []
         self._began = self._last_line = clock()
@@ -87,7 +86,6 @@ class Progress:
         self._run_bar = self._bars.add_task("step", total=num_steps, completed=self._done, tail="")
 
     def start(self, plan: Sequence[str]) -> None:
-        """Print the plan and start the clock."""
         for line in plan:
             self.note(line)
         self._began = self._last_line = self._clock()
@@ -147,7 +145,6 @@ class Progress:
         self._console.print(Text(visible(text)), soft_wrap=True)
 
     def finish(self, lines: Sequence[str]) -> None:
-        """End the display and print the last lines."""
         self.close()
         for line in lines:
             self.note(line)

@@ -113,7 +113,6 @@ def marked_lines(group: Group, grades: Grades, position: int) -> list[str]:
 
 
 def logged_lines(grades: Grades, position: int, sample: int) -> list[str]:
-    """What functions logged of a completion, a line for each function."""
     return [
         f"{name}: {', '.join(f'{column} = {excerpt(value)}' for column, value in extra.items())}"
         for name, of_groups in grades.extras.items()
@@ -134,9 +133,6 @@ def opening_notes(prompt: Prompt) -> Iterator[str]:
             f"the chat template begins the answer with `{tag}`, which the rewards do not see.  Set"
             f' task.prefill: "{tag}" to show it to them; the prompt then still has it once.'
         )
-
-
-# Tokens as text
 
 
 def marked_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -201,5 +197,4 @@ def excerpt(value: object) -> str:
 
 
 def quoted(text: str) -> str:
-    """A short text in quotes, with line ends and control characters escaped."""
     return '"' + visible(text).replace("\n", "\\n").replace("\t", "\\t") + '"'

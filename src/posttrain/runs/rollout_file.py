@@ -227,7 +227,6 @@ def as_json(columns: Mapping[str, object]) -> str:
 
 
 def stored_steps(folder: str, option: str) -> list[Path]:
-    """The files of a folder of rollouts, by step; `option` names the folder in the message."""
     files = sorted(Path(folder).glob("step-*.parquet"))
     if not files:
         raise UserError(f"{option} = {folder}: holds no step-N.parquet.  Give the folder `rollouts` of a run.")
@@ -270,7 +269,6 @@ def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
 
 
 def marks_of(row: Mapping[str, Any]) -> Marks:
-    """The process rewards of a completion's tokens, weighted."""
     earned = iter(row[PROCESS])
     values = [next(earned) if sampled else math.nan for sampled in row[SAMPLED]]
     return Marks(tokens=tuple(None if math.isnan(value) else value for value in values))

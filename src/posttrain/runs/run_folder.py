@@ -1,23 +1,7 @@
-"""The folder of a run that trains a model; nothing in it needs posttrain to be read.
+"""The folder of a run that trains a model; docs/run_folder.md lists its files, which are read without posttrain.
 
-format             the version of this layout: 2; a folder without it has format 1, which has no tokenizer/ and no
-                   evaluations/
-config.yaml        the resolved configuration; running it again gives the same run
-inputs.json        its other inputs, with digests: see run_inputs.py
-metrics.jsonl      one line per step; step 0 is the state before training, a second line of the last step that after
-scores.jsonl       every score, on the disk before it is used
-tokenizer/         for `AutoTokenizer.from_pretrained`, from the start
-rollouts/          step-000012.parquet: every completion of a finished step
-evaluations/       step-000012.parquet: every held-out completion and its scores
-token_columns/     step-000012.parquet, with run.keep_token_columns: what each update computed for each token
-checkpoints/       step-000012/: see checkpoint.py
-summary.json       results: see summary.py
-model/             a plain `from_pretrained` folder; an adapter is merged, where model.adapter.save says so
-adapter/           an adapter in peft's format
-critic/            value_head.safetensors of an actor-critic algorithm, and its separate trunk as a model folder
-curves.png         see curves.py
-calibration.png    of a reward model; held_out.jsonl has its scores of held-out pairs
-trackers.json      the run's name in each tracker of run.report_to; tensorboard/ and wandb/ are their files
+metrics.jsonl has one line per step; step 0 is the state before training, a second line of the last step that after.  A
+folder without a file `format` has format 1, which has no tokenizer/ and no evaluations/.
 """
 
 import json
@@ -46,7 +30,6 @@ HELD_OUT = "held_out.jsonl"
 JOURNALS = (METRICS, "scores.jsonl", "alarms.jsonl")
 """Files that grow by lines, each line with its step."""
 PARQUET_FOLDERS = ("rollouts", "evaluations", "token_columns")
-"""Folders of files named step-N.parquet."""
 CONTENTS = (
     *JOURNALS,
     *(INPUTS, TRACKERS, HELD_OUT, "summary.json", "curves.png", "calibration.png", "tensorboard", "wandb", "tokenizer"),
@@ -140,7 +123,6 @@ class RunFolder(Folder):
         return [json.loads(line) for line in (self.path / METRICS).read_text(encoding="utf-8").splitlines()]
 
     def last_step(self) -> int:
-        """The last step in metrics.jsonl; 0 without one."""
         file = self.path / METRICS
         return max((int(str(line["step"])) for line in files.read_metrics(file)), default=0) if file.exists() else 0
 
@@ -149,7 +131,6 @@ class RunFolder(Folder):
         self._append("alarms.jsonl", [{**line, "notice": True} if notice else line])
 
     def raised(self) -> dict[str, int]:
-        """The step at which each alarm was raised last."""
         file = self.path / "alarms.jsonl"
         last: dict[str, int] = {}
         for number, (_, record) in enumerate(files.json_lines(file) if file.exists() else (), start=1):
@@ -229,6 +210,5 @@ def finite(value: object) -> object:
 
 
 def num_groups(metrics: Mapping[str, object]) -> int:
-    """The groups that were scored in a step; 0 where its metrics do not say."""
     counts = [metrics.get(name) for name in ("num_groups", "num_replaced_groups")]
     return int(sum(count for count in counts if isinstance(count, int | float)))

@@ -1,10 +1,9 @@
-"""Inputs of a run besides its config; a resume compares them with those that the run began with.
+"""Inputs of a run besides its config; a resume compares them with those that the run began with.  Torch-free.
 
     inputs.json    {"objects": {"task": {"is": "Sums (sums)", "sha256": ""}, "rewards[0]": ...},
                     "files": {"task.path": {"is": "rows.jsonl", "sha256": "9f86d0..."}}, "format": 3}
 
-Objects come from a caller in Python, by the argument of `posttrain.train`: see `code_input`.  Files are named by the
-recipe, by option: see `named_inputs`.  A digest is empty where the content is unknown.  Torch-free.
+Objects come from a caller in Python: see `code_input`.  Files are named by the recipe: see `named_inputs`.
 """
 
 import functools
@@ -27,7 +26,6 @@ from posttrain.options.model import ModelOptions
 from posttrain.schemas import PARSING
 
 FILE = "inputs.json"
-"""Its name in a run folder."""
 MODEL = "model.path"
 FORMAT = 3
 """Earlier formats computed digests of code in other ways: they are not compared."""
@@ -49,7 +47,6 @@ class RunInput:
     """SHA-256 of its content; empty where that is unknown or does not matter."""
 
     def differs(self, other: "RunInput") -> bool:
-        """Whether the two are known to differ."""
         known = self.digest != "" and other.digest != ""
         return self.what != other.what or (known and self.digest != other.digest)
 
@@ -69,11 +66,9 @@ class RunInputs:
 
     @property
     def notes(self) -> list[str]:
-        """A line about the accepted changes, if there are any."""
         return [f"Changed since the run began: {'; '.join(self.changes)}."] if self.changes else []
 
     def as_json(self) -> str:
-        """The content of inputs.json."""
         content: dict[str, object] = {
             part: {name: {"is": each.what, "sha256": each.digest} for name, each in inputs.items()}
             for part, inputs in (("objects", self.objects), ("files", self.files))
@@ -83,24 +78,21 @@ class RunInputs:
         return json.dumps({**content, "format": FORMAT}, indent=2) + "\n"
 
 
-def inputs_from_json(text: str) -> RunInputs:
-    """The inputs that `as_json` of this or an earlier version wrote."""
-    content = json.loads(text)
-    objects, files = (
-        {name: RunInput(each["is"], each["sha256"]) for name, each in content[part].items()}
-        for part in ("objects", "files")
-    )
-    if content.get("format", 1) < FORMAT:
-        objects |= {name: RunInput(each.what) for name, each in objects.items() if name.startswith(CODE)}
-    changes = tuple(content.get("changes", ()))
-    return RunInputs(objects=objects, files=files, recipe=content.get("recipe", ""), changes=changes)
-
-
 def began_with(folder: Path) -> RunInputs:
     """The inputs that a run began with; none are known of runs of early versions.  Raises RunError for damage."""
     file = folder / FILE
+    if not file.is_file():
+        return RunInputs()
     try:
-        return inputs_from_json(file.read_text(encoding="utf-8")) if file.is_file() else RunInputs()
+        content = json.loads(file.read_text(encoding="utf-8"))
+        objects, files = (
+            {name: RunInput(each["is"], each["sha256"]) for name, each in content[part].items()}
+            for part in ("objects", "files")
+        )
+        if content.get("format", 1) < FORMAT:
+            objects |= {name: RunInput(each.what) for name, each in objects.items() if name.startswith(CODE)}
+        changes = tuple(content.get("changes", ()))
+        return RunInputs(objects=objects, files=files, recipe=content.get("recipe", ""), changes=changes)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         says = f"{file}: damaged: the inputs of the run cannot be read ({type(error).__name__}: {error})"
         raise RunError(f"{says}.  Restore the file, or delete it to resume without a comparison.") from error
@@ -182,9 +174,6 @@ def sha256_of(text: str) -> str:
 def class_name(value: object) -> str:
     """The name of an object's class, without its module: that of a program depends on how it is started."""
     return type(value).__qualname__
-
-
-# Digests of rows, functions and objects
 
 
 class NoSourceError(Exception):

@@ -36,7 +36,6 @@ OPEN_SECONDS, END_SECONDS = 300.0, 60.0
 LOCAL_STORE = ("sqlalchemy", "alembic")
 """Packages for MLflow's local data base."""
 LONGEST = 300
-"""Characters of a library's message that are shown."""
 Status = Literal["finished", "interrupted", "failed"]
 COLUMNS = ["step", "prompt", "completion", "reward", "advantage"]
 Row = tuple[int, str, str, float, float]
@@ -64,12 +63,10 @@ class TrackedRun:
 
     folder: Path
     config: Mapping[str, Any]
-    """As plain data."""
     options: TrackerOptions
     known_as: str
     """The run's name in the tracker before a resume; empty for a new run."""
     step: int
-    """Steps finished."""
 
     @property
     def name(self) -> str:
@@ -267,7 +264,6 @@ class Tracker(Watcher):
         self._jobs: SimpleQueue[tuple[Future[None], Callable[[], None]]] = SimpleQueue()
         Thread(target=self._work, name=f"tracker {name}", daemon=True).start()
         self.found_by = ""
-        """The run's name in the tracker."""
         self._file = run.folder / METRICS
         self._position = self._file.stat().st_size if run.known_as else 0
         """The bytes that were sent.  Only its thread changes it."""
@@ -275,8 +271,6 @@ class Tracker(Watcher):
         self._warned = self._ended = False
 
     def open(self) -> None:
-        """Raise RunError where the tracker fails or takes too long."""
-
         def opened() -> None:
             self.found_by = self.service.open(self.run)
 
@@ -336,7 +330,6 @@ class Tracker(Watcher):
             self.service.show(rows)
 
     def _look(self) -> None:
-        """Report a failed tracker, once."""
         last = None if self._warned else self._last
         if last is not None and last.done() and (failure := last.exception()) is not None:
             self._warned = True
@@ -365,17 +358,14 @@ def completion_rows(report: StepReport) -> Iterator[Row]:
 
 
 class Trackers(Watcher):
-    """The trackers that a recipe names."""
+    """The trackers that a recipe names; `note` prints a line."""
 
     def __init__(self, folder: Folder, config: TrainingConfig, note: Callable[[str], None]) -> None:
         self.folder, self.config, self.note = folder, config, note
         self.opened: list[Tracker] = []
 
     def open(self, step: int) -> ExitStack:
-        """Open all after `step` steps; leaving the returned stack ends those that have not ended.
-
-        Raises RunError where one does not open.
-        """
+        """Open all after `step` steps; leaving the returned stack ends those that have not ended."""
         file, known, config = self.folder.path / TRACKERS, dict[str, str](), plain(asdict(self.config))
         try:
             known = json.loads(file.read_bytes()) if file.exists() else known

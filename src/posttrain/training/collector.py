@@ -12,8 +12,8 @@ from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.options.reward import GradingOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.records import Grades, Group
+from posttrain.rewards.grading.dispatch import UnscoredRows
 from posttrain.rewards.grading.function import RewardFunction, TrainerState
-from posttrain.rewards.grading.gates import UnscoredRows
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.resources import Resources
 from posttrain.runs.progress import Clock

@@ -24,8 +24,7 @@ from posttrain.rewards.grading.function import TrainerState
 from posttrain.rewards.grading.grade import OnError, RewardFunction, grade
 from posttrain.rewards.grading.resources import Resources
 from posttrain.runs.intervals import Interval, score_interval, share_interval
-from posttrain.runs.reports import ScoredCompletions, as_number
-from posttrain.runs.summary import HELD_OUT, LEFT_OUT, REWARD, SCORE
+from posttrain.runs.reports import HELD_OUT, LEFT_OUT, REWARD, SCORE, ScoredCompletions, as_number
 from posttrain.tasks.base import Probe
 from posttrain.training.metrics import logged_metrics
 

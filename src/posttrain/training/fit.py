@@ -28,10 +28,9 @@ from posttrain.runs.files import writing
 from posttrain.runs.folder import interrupted_lines, saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.planned_memory import held_by, machine_memory, memory_line, memory_warning
-from posttrain.runs.reports import Run, StepReport
+from posttrain.runs.reports import Run, StepReport, peak_memory_bytes, versions
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
-from posttrain.runs.summary import peak_memory_bytes, versions
 from posttrain.runs.tracker import require_trackers
 from posttrain.training.fit_session import FitConfig, FitObjective, FitSession, Item
 from posttrain.training.optimizer import apply_gradients, next_rate

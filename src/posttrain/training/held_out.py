@@ -14,8 +14,7 @@ from posttrain.generation.engine import Engine
 from posttrain.models.policy import Policy
 from posttrain.runs.harness import Harness
 from posttrain.runs.progress import Clock, Progress
-from posttrain.runs.reports import EvaluationReport, ScoredCompletions
-from posttrain.runs.summary import HELD_OUT, REWARD, SCORE, headline
+from posttrain.runs.reports import HELD_OUT, REWARD, SCORE, EvaluationReport, ScoredCompletions, headline
 from posttrain.tasks.base import Probe, Reading, Task
 from posttrain.training.evaluation import Questions, brief_evaluation, full_evaluation, num_completions
 from posttrain.training.session import CallerObjects, Rewards, Rows, Session, open_session

@@ -19,8 +19,8 @@ from posttrain.rewards.model import reward_models_in
 from posttrain.runs.files import writing
 from posttrain.runs.folder import shown
 from posttrain.runs.planned_memory import held_by, machine_memory, memory_line, memory_warning, rl_setup
+from posttrain.runs.reports import build_summary
 from posttrain.runs.run_folder import RunFolder
-from posttrain.runs.summary import build_summary
 from posttrain.tasks.dataset import count_text
 from posttrain.training.collector import CollectedStep
 from posttrain.training.critic import save_critic

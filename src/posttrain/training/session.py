@@ -21,18 +21,16 @@ from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions, RewardSettings
+from posttrain.rewards.grading.dispatch import require_rewarded_rows
 from posttrain.rewards.grading.function import RewardFunction, with_distinct_names
-from posttrain.rewards.grading.gates import require_rewarded_rows
 from posttrain.rewards.grading.grade import require_enforceable
-from posttrain.rewards.grading.resources import ChecksRows, Resources
-from posttrain.rewards.grading.score_cache import require_use_for_cache
+from posttrain.rewards.grading.resources import ChecksRows, Resources, require_use_for_cache
 from posttrain.rewards.model import reward_models_in
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.checkpoint import ThreadClaim, claim_threads
-from posttrain.runs.harness import require_resume
 from posttrain.runs.named_inputs import inputs_of_run, policy_input
+from posttrain.runs.reports import LEFT_OUT
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input
-from posttrain.runs.summary import LEFT_OUT
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task, as_reward_functions, held_out_prompts, longest_prompts, task_probes, task_rewards
 from posttrain.tasks.task_registry import load_task, require_task
@@ -138,7 +136,12 @@ class StartOptions:
     """Where the config comes from, for the summary."""
 
     def __post_init__(self) -> None:
-        require_resume(self.from_step, resume=self.resume)
+        if self.from_step is not None and not self.resume:
+            step, rule = self.from_step, "only a resumed run starts from a step"
+            raise UserError(
+                f"from_step = {step}: {rule}; call train(config, resume=True, from_step={step}).",
+                command=f"--from-step {step}: {rule}; give --resume RUN as well.",
+            )
         object.__setattr__(self, "watchers", require_watchers(self.watchers))
 
 

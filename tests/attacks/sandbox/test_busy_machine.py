@@ -11,7 +11,7 @@ from posttrain.rewards.code.code_reward import CodeReward, course_graded
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.math_reward import Question, as_result, slowly
+from posttrain.rewards.math_reward import Question, slowly
 from posttrain.sandbox import backends, sandboxed_process
 from posttrain.sandbox.backends import Container
 from posttrain.sandbox.elsewhere import ReplayRun
@@ -99,7 +99,7 @@ def test_a_comparison_that_had_no_processor_is_a_failure_and_the_next_ones_are_a
     with ProcessPool() as pool:
         said = answers(pool, function, [[60], [0]], cpu_seconds=1.0)
     assert said == [Unanswered.LOST, "same"]
-    starved, same = (slowly(as_result(one), Question("1/2", "x")) for one in said)
+    starved, same = (slowly(one, Question("1/2", "x")) for one in said)
     assert isinstance(starved, ScoringFailure)
     assert same.score == 1.0
 

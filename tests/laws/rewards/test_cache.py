@@ -16,12 +16,11 @@ from posttrain.options.reward import GradingOptions, RewardOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.records import Finish, Grades, Group
 from posttrain.rewards.code.code_reward import CodeReward
-from posttrain.rewards.grading import score_cache as cache
+from posttrain.rewards.grading import resources as cache
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.function import RewardFunction, may_be_cached
 from posttrain.rewards.grading.grade import grade, reward_function
-from posttrain.rewards.grading.resources import default_resources
-from posttrain.rewards.grading.score_cache import Cache
+from posttrain.rewards.grading.resources import Cache, default_resources
 from posttrain.rewards.judge_reward import JudgeReward
 from posttrain.rewards.math_reward import MathsReward
 from posttrain.rewards.reward_registry import load_reward

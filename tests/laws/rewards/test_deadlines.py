@@ -10,7 +10,7 @@ import pytest
 
 from posttrain.errors import RunError
 from posttrain.options.reward import GradingOptions
-from posttrain.rewards.grading.calls import NEVER, Bounds, after, sooner
+from posttrain.rewards.grading.calls import NEVER, Bounds, after
 from posttrain.rewards.grading.grade import RewardFunction, ScoringFailure, grade, reward_function
 from tests.support.refusals import refused
 from tests.support.reward_rows import group
@@ -209,7 +209,7 @@ def test_how_much_may_fail_is_the_recipes_to_say(share: float, fails: int) -> No
 def test_the_sooner_of_two_deadlines_holds_and_zero_sets_none() -> None:
     assert after(0.0, "x") is NEVER
     soon, late = after(1.0, "soon"), after(2.0, "late")
-    assert sooner(late, NEVER, soon) is soon
+    assert min(late, NEVER, soon) is soon
     assert not NEVER.passed
     assert after(-1.0, "x").passed
     assert Bounds().until is NEVER

@@ -6,8 +6,8 @@ from typing import Any
 from posttrain.errors import RunError
 from posttrain.options.reward import GradingOptions
 from posttrain.records import Grades
+from posttrain.rewards.grading.dispatch import UnscoredRows, require_rewarded_rows
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function
-from posttrain.rewards.grading.gates import UnscoredRows, require_rewarded_rows
 from posttrain.rewards.grading.grade import grade
 from tests.support.refusals import refused
 from tests.support.reward_rows import graded, group

@@ -43,10 +43,9 @@ from posttrain.runs.files import LineJournal
 from posttrain.runs.folder import Folder, lock_folder, saved_recipe
 from posttrain.runs.interruption import Interruption, interruptible
 from posttrain.runs.progress import Progress
-from posttrain.runs.reports import Run
+from posttrain.runs.reports import Run, peak_memory_bytes, versions
 from posttrain.runs.run_inputs import FILE as INPUTS
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, require_same_inputs
-from posttrain.runs.summary import peak_memory_bytes, versions
 
 COMPLETIONS, ANSWERS, VOTES = "completions.jsonl", "answers.jsonl", "votes.jsonl"
 PREFERENCES, TIES = "preferences.jsonl", "ties.jsonl"

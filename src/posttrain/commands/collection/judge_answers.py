@@ -22,7 +22,7 @@ from posttrain.config.recipes import given_yaml
 from posttrain.errors import UserError
 from posttrain.options.collect import LlmJudgeOptions
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.judge_prompts import cut_candidate, judged_part, pair_messages, winner_in
+from posttrain.rewards.judge_prompts import PAIR, cut_candidate, judge_messages, judged_part, winner_in
 from posttrain.rewards.judge_reward import JudgeBatch, JudgeBudget, JudgeReward, settled_early
 
 Keep = Callable[[Mapping[str, object]], None]
@@ -132,7 +132,8 @@ class LlmJudge:
         texts = [cut_candidate(judged_part(each.text, self.reward.part)) for each in (pair.first, pair.second)]
         in_front = question.order == ORDERS[0]
         basis = PRINCIPLE.format(principle=principle) if principle else self.options.rubric
-        asked = pair_messages(pair.prompt.question, texts if in_front else texts[::-1], rubric=f"{basis}\n\n{REASONS}")
+        shown = list(texts if in_front else texts[::-1])
+        asked = judge_messages(PAIR, pair.prompt.question, shown, rubric=f"{basis}\n\n{REASONS}")
         share = await batch.verdict(asked, read)
         if isinstance(share, ScoringFailure):
             return share

@@ -21,8 +21,7 @@ from posttrain.options.reward import RewardOptions
 from posttrain.options.task import TaskOptions
 from posttrain.rewards.grading.function import RewardFunction, with_distinct_names
 from posttrain.rewards.grading.grade import grade, require_enforceable
-from posttrain.rewards.grading.resources import Resources
-from posttrain.rewards.grading.score_cache import require_use_for_cache
+from posttrain.rewards.grading.resources import Resources, require_use_for_cache
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.checkpoint import claim_threads
 from posttrain.tasks.base import Task, as_reward_functions, task_rewards, training_prompts

@@ -14,7 +14,7 @@ from enum import StrEnum
 from posttrain.errors import UserError
 from posttrain.rewards.code import unit_tests
 from posttrain.rewards.code.unit_tests import AssertTests, CallTests, StdioTests, Tests, same_value
-from posttrain.sandbox.execution import Conversation, Execution, Exit, Limits, Process, Sandbox, StartedProcess
+from posttrain.sandbox.execution import Execution, Exit, Limits, Process, Sandbox, StartedProcess
 from posttrain.sandbox.inside import plain
 from posttrain.sandbox.inside.frames import MAX_BYTES
 from posttrain.sandbox.sandboxed_process import PATIENCE, waited_here
@@ -95,7 +95,6 @@ class ProgramResult:
             self.fill(CodeOutcome.NOT_RUN)
 
     def fill(self, outcome: CodeOutcome) -> None:
-        """Give all remaining tests the same outcome."""
         left = self.count - self.at
         self.outcomes += [outcome] * left
         self.cpu_seconds += [0.0] * left
@@ -107,57 +106,46 @@ class ProgramResult:
         self.starved |= execution.starved
 
 
-class ProgramClock:
-    """Limits the seconds by the clock of a program's tests together, without its and our waits for a processor."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.began: float | None = None
-        self.granted = 0.0
-        """Extra seconds for starting, in sandboxes where each run starts anew."""
-        self.processes: list[StartedProcess] = []
-        self.waited_here = 0.0
-
-    def start(self, sandbox: Sandbox, conversation: Conversation, asked: Process) -> StartedProcess:
-        """Start a process with the remaining seconds; the first one starts the clock."""
-        now = time.monotonic()
-        if self.began is None:
-            self.began, self.waited_here = now, waited_here()
-        self.granted += sandbox.start_seconds
-        left = max(0.0, self.until() - now)
-        process = sandbox.start(conversation, replace(asked, limits=replace(asked.limits, most_seconds=left)))
-        self.processes.append(process)
-        return process
-
-    def message(self, sandbox: Sandbox) -> None:
-        self.granted += sandbox.start_seconds
-
-    def until(self) -> float:
-        assert self.began is not None
-        waited = waited_here() - self.waited_here + sum(each.waited_seconds() for each in self.processes)
-        return self.began + self.limits.most_seconds + self.granted + waited
-
-    def fill(self, result: ProgramResult) -> bool:
-        """If time is up, mark the remaining tests as not run; returns whether none remains."""
-        assert self.began is not None
-        if result.complete or result.starved:
-            return True
-        if time.monotonic() >= self.until():
-            result.fill(CodeOutcome.PROGRAM_LIMIT)
-            return True
-        result.starved = time.monotonic() > self.began + PATIENCE * self.limits.most_seconds + self.granted
-        return result.starved
-
-
 class UnitTestRun:
-    """A conversation about one program and its tests that fills in `result`."""
+    """A conversation about one program and its tests that fills in `result`.
+
+    It limits the seconds by the clock of all tests together, without the program's and our waits for a processor.
+    """
 
     def __init__(self, source: str, tests: Tests, limits: Limits, *, stop_at_failure: bool) -> None:
         self.source, self.tests, self.limits = source, tests, limits
-        self.result = ProgramResult(len(tests), stop_at_failure)
-        self.clock = ProgramClock(limits)
+        self.result = ProgramResult(len(tests.cases), stop_at_failure)
         self.used = 0.0  # processor time when the running test began
         self.asked = True  # the program owes an answer
+        self.processes: list[StartedProcess] = []
+        self.began = self.waited_here = 0.0
+        self.granted = 0.0
+        """Extra seconds for starting, in sandboxes where each run starts anew."""
+
+    def start(self, sandbox: Sandbox, asked: Process) -> StartedProcess:
+        """Start a process with the remaining seconds; the first one starts the clock."""
+        now = time.monotonic()
+        if not self.processes:
+            self.began, self.waited_here = now, waited_here()
+        self.granted += sandbox.start_seconds
+        left = max(0.0, self.until() - now)
+        process = sandbox.start(self, replace(asked, limits=replace(asked.limits, most_seconds=left)))
+        self.processes.append(process)
+        return process
+
+    def until(self) -> float:
+        waited = waited_here() - self.waited_here + sum(each.waited_seconds() for each in self.processes)
+        return self.began + self.limits.most_seconds + self.granted + waited
+
+    def is_over(self) -> bool:
+        """Whether no test remains; if time is up, the remaining ones are marked as not run."""
+        if self.result.complete or self.result.starved:
+            return True
+        if time.monotonic() >= self.until():
+            self.result.fill(CodeOutcome.PROGRAM_LIMIT)
+            return True
+        self.result.starved = time.monotonic() > self.began + PATIENCE * self.limits.most_seconds + self.granted
+        return self.result.starved
 
     def begin(self, sandbox: Sandbox) -> None:
         raise NotImplementedError
@@ -175,8 +163,8 @@ class StdioTestRun(UnitTestRun):
     tests: StdioTests
 
     def begin(self, sandbox: Sandbox) -> None:
-        given = self.tests.cases[self.result.at].given.encode("utf-8", "surrogatepass")
-        self.clock.start(sandbox, self, Process(kind="program", source=self.source, stdin=given, limits=self.limits))
+        given = self.tests.cases[self.result.at][0].encode("utf-8", "surrogatepass")
+        self.start(sandbox, Process(kind="program", source=self.source, stdin=given, limits=self.limits))
 
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.result.note(execution)
@@ -188,11 +176,11 @@ class StdioTestRun(UnitTestRun):
         if not execution.succeeded:
             outcome = outcome_of_end(execution)
         else:
-            printed, expected = execution.stdout.decode("utf-8", "replace"), self.tests.cases[self.result.at].printed
+            printed, expected = execution.stdout.decode("utf-8", "replace"), self.tests.cases[self.result.at][1]
             right = unit_tests.counted_lines(printed) == unit_tests.counted_lines(expected)
             outcome = CodeOutcome.PASSED if right else CodeOutcome.WRONG
         self.result.record(outcome, execution.cpu_seconds)
-        if not self.clock.fill(self.result):
+        if not self.is_over():
             self.begin(sandbox)
 
 
@@ -205,7 +193,7 @@ class CallTestRun(UnitTestRun):
     def begin(self, sandbox: Sandbox) -> None:
         self.loaded, self.asked, self.used = False, True, 0.0
         in_all = (self.result.count - self.result.at + 1) * self.limits.cpu_seconds
-        process = self.clock.start(sandbox, self, candidate(self.source, self.limits, in_all))
+        process = self.start(sandbox, candidate(self.source, self.limits, in_all))
         process.allow(self.limits.cpu_seconds)
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
@@ -226,10 +214,10 @@ class CallTestRun(UnitTestRun):
                 said = CodeOutcome.WRONG
             self.result.record(CodeOutcome.TIME_LIMIT if late else said, now - self.used)
             self.used = now
-        if self.clock.fill(self.result):
+        if self.is_over():
             process.end()
             return
-        self.clock.message(sandbox)
+        self.granted += sandbox.start_seconds
         case, entry = self.tests.cases[self.result.at], self.tests.entry
         message = plain.dump([entry, list(case.arguments), dict(case.named)])
         if len(message) > MAX_BYTES:
@@ -248,7 +236,7 @@ class CallTestRun(UnitTestRun):
             self.result.fill(outcome)
             return
         self.result.record(outcome, max(0.0, execution.cpu_seconds - self.used))
-        if not self.clock.fill(self.result):
+        if not self.is_over():
             self.begin(sandbox)
 
 
@@ -265,7 +253,7 @@ class AssertTestRun(UnitTestRun):
 
     def begin(self, sandbox: Sandbox) -> None:
         in_all = (self.result.count + 1) * self.limits.cpu_seconds
-        self.program = self.clock.start(sandbox, self, candidate(self.source, self.limits, in_all))
+        self.program = self.start(sandbox, candidate(self.source, self.limits, in_all))
         self.program.allow(self.limits.cpu_seconds)
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
@@ -288,11 +276,11 @@ class AssertTestRun(UnitTestRun):
             error = detail if isinstance(detail, tuple) else ("RuntimeError", "the result is not plain data")
             self.reply(["error", *error])
         elif said is CodeOutcome.PASSED:
-            names = {"entry": self.tests.entry, "setup": self.tests.setup, "tests": self.tests.tests}
+            names = {"entry": self.tests.entry, "setup": self.tests.setup, "tests": self.tests.cases}
             limits = replace(self.limits, cpu_seconds=(self.result.count + 1) * self.limits.cpu_seconds)
             asked = Process(kind="tests", source=json.dumps(names), limits=limits)
             self.used = self.cpu_seconds()
-            self.tester = self.clock.start(sandbox, self, asked)
+            self.tester = self.start(sandbox, asked)
         else:  # its source failed
             self.result.fill(said)
             self.finish()
@@ -315,13 +303,13 @@ class AssertTestRun(UnitTestRun):
             elif said[0] != "value":
                 outcome = CodeOutcome.WRONG if said[1] == "AssertionError" else CodeOutcome.RAISED
             self.result.record(outcome, max(0.0, self.used - before))
-            if self.clock.fill(self.result):
+            if self.is_over():
                 self.finish()
         elif self.ending is not None or self.program is None:
             self.reply(GONE)
         else:
             self.asked = True
-            self.clock.message(sandbox)
+            self.granted += sandbox.start_seconds
             self.tester.rest()
             self.program.allow(self.limits.cpu_seconds)
             self.program.send(said.encode("utf-8", "surrogatepass"))

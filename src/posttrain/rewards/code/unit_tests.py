@@ -18,14 +18,6 @@ FORMS = """{"kind": "stdio", "cases": [{"input": "1 2", "output": "3"}]}
 
 
 @dataclass(frozen=True, slots=True)
-class StdioCase:
-    """A program's input, and the output that it must print."""
-
-    given: str
-    printed: str
-
-
-@dataclass(frozen=True, slots=True)
 class CallCase:
     """A function's arguments, and the value that it must return."""
 
@@ -36,12 +28,9 @@ class CallCase:
 
 @dataclass(frozen=True, slots=True)
 class StdioTests:
-    """Tests of what a whole program prints."""
+    """Tests of what a whole program prints: its input, and the output of it."""
 
-    cases: tuple[StdioCase, ...]
-
-    def __len__(self) -> int:
-        return len(self.cases)
+    cases: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +42,6 @@ class CallTests:
     tolerance: float = 0.0
     """Allowed error of a float, relative to the larger of it and 1."""
 
-    def __len__(self) -> int:
-        return len(self.cases)
-
 
 @dataclass(frozen=True, slots=True)
 class AssertTests:
@@ -64,10 +50,7 @@ class AssertTests:
     entry: tuple[str, ...]
     setup: str
     """Helpers and imports, run once before all tests."""
-    tests: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.tests)
+    cases: tuple[str, ...]
 
 
 Tests = StdioTests | CallTests | AssertTests
@@ -79,7 +62,7 @@ def read_tests(column: object) -> Tests:
         given: Any = json.loads(column) if isinstance(column, str) else column
         kind: Any = given.get("kind") if isinstance(given, Mapping) else None
         tests = READERS[obeying("kind", kind, kind in READERS, f"one of {', '.join(READERS)}")](given)
-        obeying("tests", [], len(tests) > 0, "at least one test, else every program would pass")
+        obeying("tests", [], len(tests.cases) > 0, "at least one test, else every program would pass")
     except (BrokenTests, ValueError) as error:  # of json: a ValueError
         raise UserError(
             f"tests: {error}\n    given: {shown_value(column, 200)}\n    Use one of\n    {FORMS}"
@@ -100,12 +83,8 @@ def obeying(place: str, value: Any, holds: bool, rule: str) -> Any:
 
 def stdio_tests(given: Mapping[str, Any]) -> StdioTests:
     require_keys(given, "", {"kind", "cases"})
-    return StdioTests(
-        tuple(
-            StdioCase(text_of(case, where, "input"), text_of(case, where, "output"))
-            for where, case in numbered_cases(given, {"input", "output"})
-        )
-    )
+    cases = numbered_cases(given, {"input", "output"})
+    return StdioTests(tuple((text_of(case, at, "input"), text_of(case, at, "output")) for at, case in cases))
 
 
 def call_tests(given: Mapping[str, Any]) -> CallTests:

@@ -30,7 +30,6 @@ class Score(NamedTuple):
     """NaN if it gave no score."""
     outcome: str = ""
     details: Mapping[str, object] | None = None
-    """For the journal."""
     extra: Mapping[str, object] | None = None
     """What it logged about this completion, by column."""
     metrics: Mapping[str, float] | None = None
@@ -256,6 +255,9 @@ class ProcessReward(NamedTuple):
 class FunctionError(Exception):
     """A reward function raised its `__cause__`."""
 
+    def __init__(self, cause: BaseException | None = None) -> None:
+        self.__cause__ = cause
+
 
 def invoke(call: Callable[..., object], arguments: Mapping[str, object]) -> object:
     """The function's result or awaitable.  Raises FunctionError, ScoringFailure and RunError."""
@@ -281,14 +283,8 @@ def as_raised(result: object) -> object:
     if isinstance(result, RunError):
         raise result
     if isinstance(result, BaseException) and not isinstance(result, ScoringFailure | FunctionError):
-        return function_error(result)
+        return FunctionError(result)
     return result
-
-
-def function_error(cause: BaseException) -> FunctionError:
-    failed = FunctionError()
-    failed.__cause__ = cause
-    return failed
 
 
 def read_safely(read: Callable[[Given], Read], value: Given) -> Read:

@@ -87,7 +87,6 @@ class CallLog:
     def kept_with(
         self, verdicts: list[answers.Verdict] | answers.InvalidScore
     ) -> list[answers.Verdict] | answers.InvalidScore:
-        """The verdicts of the call, each score with its logs."""
         self.close()
         if isinstance(verdicts, answers.InvalidScore) or not (self.extra or self.numbers):
             return verdicts
@@ -107,10 +106,8 @@ def mean(values: list[float]) -> float:
 
 def as_plain(value: object) -> object:
     """A value as JSON has it.  Raises TypeError or ValueError if it cannot."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str(value)
+    if value is None or isinstance(value, bool | str):
+        return str(value) if isinstance(value, str) else value
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise TypeError("a mapping's keys must be texts")

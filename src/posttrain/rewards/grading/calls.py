@@ -18,7 +18,7 @@ from posttrain.rewards.grading.call_log import LOGS, CallLog
 from posttrain.rewards.grading.function import TEXTS, Keywords, RewardFunction, ScoringFailure, TrainerState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Deadline:
     """A moment, and the limit that set it."""
 
@@ -47,10 +47,6 @@ NEVER = Deadline(math.inf, "")
 def after(seconds: float, says: str) -> Deadline:
     """The deadline in `seconds` from now; 0 sets none."""
     return Deadline(time.monotonic() + seconds, says) if seconds else NEVER
-
-
-def sooner(*deadlines: Deadline) -> Deadline:
-    return min(deadlines, key=lambda deadline: deadline.at)
 
 
 NOT_CACHED = {"trainer_state", "log_metric"}
@@ -88,14 +84,10 @@ class Bounds:
         """Why no further call may be made, if so."""
         if self.until.passed:
             return answers.OutOfTime(self.until.says)
-        if rows_lost > self.may_lose:
-            return answers.OutOfTime(
-                f"not asked, since {rows_lost} completions before were lost to deadlines or crashes"
-            )
-        return None
+        lost = f"{rows_lost} completions before were lost to deadlines or crashes"
+        return answers.OutOfTime(f"not asked, since {lost}") if rows_lost > self.may_lose else None
 
 
-UNBOUNDED = Bounds()
 NO_RUN = TrainerState()
 
 
@@ -106,12 +98,10 @@ class Call:
     function: RewardFunction
     rows: tuple[RolloutRow, ...]
     wanted: Keywords
-    """What the function's signature asks for."""
-    bounds: Bounds = UNBOUNDED
+    bounds: Bounds = field(default_factory=Bounds)
     trainer_state: object = NO_RUN
     """The run's progress: a TrainerState, or a similar object."""
     log: CallLog = field(init=False)
-    """What is logged in it; each call has its own."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "log", CallLog(self.function.name, len(self.rows)))
@@ -119,7 +109,7 @@ class Call:
     def deadline(self) -> Deadline:
         each, rows = self.function.settings.item_seconds, len(self.rows)
         of = "" if rows == 1 else f" for each of {rows} completions"
-        return sooner(after(each * rows, f"it took longer than item_seconds = {each:g}{of}"), self.bounds.until)
+        return min(after(each * rows, f"it took longer than item_seconds = {each:g}{of}"), self.bounds.until)
 
 
 Result = object | answers.FunctionError | ScoringFailure | answers.WorkerAnswer
@@ -138,12 +128,14 @@ def calls_for(call: Call) -> list[Call]:
 
 def reward_arguments(call: Call) -> dict[str, object]:
     """The arguments in the function's signature, all made anew for this call."""
-    wanted = call.wanted
+    wanted, of_run = call.wanted, {"trainer_state": call.trainer_state, **call.log.arguments()}
+    if call.function.settings.cache:
+        of_run = {name: value for name, value in of_run.items() if name not in NOT_CACHED}
     if wanted.one_by_one:
-        values = single_arguments(call.rows[0], call.function) | run_arguments(call)
+        values = single_arguments(call.rows[0], call.function) | of_run
         require_arguments(call, values.keys())
     else:
-        given = list_arguments(call.rows, call.function) | run_arguments(call)
+        given = list_arguments(call.rows, call.function) | of_run
         columns = {name: None for row in call.rows for name in row.group.prompt.columns if name not in WITHHELD}
         texts: dict[str, object] = {name: [row.text for row in call.rows] for name in TEXTS & wanted.required}
         require_arguments(call, columns.keys() | given.keys() | texts.keys())
@@ -151,12 +143,6 @@ def reward_arguments(call: Call) -> dict[str, object]:
             texts[name] = [private_copy(row.group.prompt.columns.get(name)) for row in call.rows]
         values = texts | given
     return {name: value for name, value in values.items() if wanted.wants(name)}
-
-
-def run_arguments(call: Call) -> dict[str, object]:
-    given = {"trainer_state": call.trainer_state, **call.log.arguments()}
-    cached = call.function.settings.cache
-    return {name: value for name, value in given.items() if not (cached and name in NOT_CACHED)}
 
 
 def list_arguments(rows: Sequence[RolloutRow], function: RewardFunction) -> dict[str, object]:
@@ -197,10 +183,8 @@ def private_copy(value: Any) -> object:
         return value.copy() if kind is list else value
     if kind is memoryview:  # which cannot be copied and stay one of the same memory
         return memoryview(bytearray(value)) if not value.readonly else value
-    if isinstance(value, answers.Array):
+    if isinstance(value, answers.Array | MutableSequence | MutableMapping | MutableSet | tuple):
         return deepcopy(value.detach() if hasattr(value, "detach") else value)  # a gradient's history has no copy
-    if isinstance(value, MutableSequence | MutableMapping | MutableSet | tuple):
-        return deepcopy(value)
     if kind is MappingProxyType:
         return MappingProxyType(deepcopy(dict(value)))
     try:
@@ -258,10 +242,8 @@ def read_result(call: Call, result: Result) -> list[answers.Verdict] | answers.I
     elif isinstance(result, ScoringFailure):
         verdicts = [result] * len(call.rows)
     elif isinstance(result, answers.FunctionError):
-        cause = result.__cause__
-        verdicts = answers.InvalidScore(
-            f"raised {type(cause).__name__}: {answers.safe_text(cause, str)[: answers.EXCERPT]}", cause
-        )
+        cause, said = result.__cause__, answers.safe_text(result.__cause__, str)[: answers.EXCERPT]
+        verdicts = answers.InvalidScore(f"raised {type(cause).__name__}: {said}", cause)
     else:
         verdicts = answers.verdicts_in(result, one_by_one=call.wanted.one_by_one, count=len(call.rows))
     verdicts = call.log.kept_with(verdicts)
@@ -295,11 +277,9 @@ def run_error(call: Call, problem: answers.InvalidScore, row: RolloutRow | None)
         return RunError(f"{where} {problem.text}")
     reads_chats = type(problem.cause).__name__ == "TypeError" and "string indices must be integers" in problem.text
     hint = f"\n    {CHAT_HINT}" if reads_chats and row.group.prompt.messages is None else ""  # also from a worker
-    text = ascii(row.text)
+    text, half = ascii(row.text), answers.EXCERPT // 2
     if len(row.text) > answers.EXCERPT:
-        text = (
-            f"{row.text[: answers.EXCERPT // 2]!a} … {row.text[-answers.EXCERPT // 2 :]!a} ({len(row.text)} characters)"
-        )
+        text = f"{row.text[:half]!a} … {row.text[-half:]!a} ({len(row.text)} characters)"
     return RunError(
         f"{where}, prompt {row.group.prompt.id!r}, sample {row.rollout.sample}: {problem.text}"
         f"\n    The completion: {text}{hint}"

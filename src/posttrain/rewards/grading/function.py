@@ -96,7 +96,6 @@ class RewardFunction:
     bounded: bool = False
     """It always returns: it takes linear time, or has its own limits."""
     source: FunctionSource | None = None
-    """Where it was loaded from, if it was."""
 
     def __post_init__(self) -> None:
         if not callable(self.call) or isinstance(self.call, type):
@@ -189,10 +188,10 @@ def keywords(function: RewardFunction) -> Keywords:
         if parameter.kind is kind.POSITIONAL_ONLY and parameter.default is kind.empty:
             where = f"reward {function.name!r} takes {parameter.name!r} by position only"
             raise UserError(f"{where}, but is called by keyword. Remove the `/` from its signature.")
-    named = [each for each in parameters if each.kind in (kind.KEYWORD_ONLY, kind.POSITIONAL_OR_KEYWORD)]
-    required = frozenset(each.name for each in named if each.default is kind.empty)
+    named = {each.name: each for each in parameters if each.kind in (kind.KEYWORD_ONLY, kind.POSITIONAL_OR_KEYWORD)}
+    required = frozenset(name for name, each in named.items() if each.default is kind.empty)
     takes_any = any(each.kind is kind.VAR_KEYWORD for each in parameters)
-    return Keywords(required, frozenset(each.name for each in named) - required, takes_any)
+    return Keywords(required, frozenset(named) - required, takes_any)
 
 
 def may_be_cached(function: RewardFunction) -> bool:
@@ -223,7 +222,6 @@ def function_at(place: str, name: str) -> object:
 
 
 def load_function(path: str) -> Callable[..., object]:
-    """The function that FILE.py:FUNCTION or package.module:FUNCTION names."""
     place, _, name = path.rpartition(":")
     found = object_in_file(path, where="rewards") if place.endswith(".py") else object_in_module(path, where="rewards")
     if not callable(found) or isinstance(found, type):

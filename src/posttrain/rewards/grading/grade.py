@@ -1,14 +1,8 @@
 """Scores completions with the reward functions that people already write.  docs/rewards.md describes the protocol.
 
-**A call** is by keyword, once per batch, with the arguments in the function's signature: `prompts`, `completions`,
-`completion_ids`, `finish_reasons` and every dataset column, as lists; `trainer_state`, `log_extra` and `log_metric`.  A
-function with a parameter `response` scores one completion per call.  `async` functions run concurrently.
-
-**It returns** one `float | int | bool | None | Graded | ProcessReward` per completion; None if it does not apply.
-
-**Failures.**  An exception, a wrong length, NaN, inf or another type stops the run and names the completion
-(`on_error="none"`: scored as None and counted).  A `ScoringFailure`, a deadline or a lost worker is retried twice, then
-None and counted; more than `grading.max_failure_share` of them in one function's scores stop the run.
+An exception, a wrong length, NaN, inf or another type stops the run and names the completion (`on_error="none"`: scored
+as None and counted).  A `ScoringFailure`, a deadline or a lost worker is retried twice, then None and counted; more
+than `grading.max_failure_share` of them in one function's scores stop the run.
 """
 
 import math
@@ -25,7 +19,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.options.reward import GradingOptions
 from posttrain.records import Grades, Group, Marks
 from posttrain.rewards.grading import answers, calls
-from posttrain.rewards.grading.dispatch import dispatch
+from posttrain.rewards.grading.dispatch import dependency_rounds, dispatch, row_for
 from posttrain.rewards.grading.function import (
     RewardFunction,
     ScoringFailure,
@@ -35,9 +29,7 @@ from posttrain.rewards.grading.function import (
     reward_function,
     with_distinct_names,
 )
-from posttrain.rewards.grading.gates import dependency_rounds, row_for
-from posttrain.rewards.grading.resources import Resources, default_resources
-from posttrain.rewards.grading.score_cache import Cache, keys_of
+from posttrain.rewards.grading.resources import Cache, Resources, default_resources, keys_of
 
 __all__ = ["Journal", "OnError", "RewardFunction", "ScoringFailure", "grade", "reward_function"]
 
@@ -106,11 +98,9 @@ def require_enforceable(function: RewardFunction, grading: GradingOptions) -> No
         limits["grading.seconds"] = grading.seconds
     for name, value in limits.items():
         if value:
-            problem = (
-                f"{name} = {value:g} cannot end reward {function.name!r}, a plain function in the trainer's process"
-            )
+            cannot = f"cannot end reward {function.name!r}, a plain function in the trainer's process"
             remedy = "Set `workers: 1` (reward_function(call, workers=1)), or make it an `async def`."
-            raise UserError(f"{problem}. {remedy}")
+            raise UserError(f"{name} = {value:g} {cannot}. {remedy}")
 
 
 class PendingScores:
@@ -128,7 +118,7 @@ class PendingScores:
         """A Score among `rows` needs no call; `until` is when all functions have to be done."""
         seconds = function.settings.seconds
         limit = calls.after(seconds, f"the reward's seconds = {seconds:g} for a batch were over")
-        self.bounds = calls.Bounds(until=calls.sooner(limit, until), may_lose=grading.max_failure_share * len(rows))
+        self.bounds = calls.Bounds(until=min(limit, until), may_lose=grading.max_failure_share * len(rows))
         self.function, self.cache, self.trainer_state = function, cache, trainer_state
         self.rows = {index: row for index, row in enumerate(rows) if isinstance(row, calls.RolloutRow)}
         no_time = answers.OutOfTime(self.bounds.until.says)
@@ -136,7 +126,6 @@ class PendingScores:
         self.unscored = list(self.rows)
         """Indices of rows without a score; after each try, those whose scoring failed."""
         self.keys: dict[int, bytes] = {}
-        """The cache key of each row that has one."""
         self.duplicates: dict[int, int] = {}
         """Rows that look like an earlier one to the function, and that row's index."""
         if cache is not None:
@@ -163,9 +152,8 @@ class PendingScores:
 
     def calls(self) -> list[calls.Call]:
         rows = tuple(self.rows[index] for index in self.unscored)
-        return calls.calls_for(
-            calls.Call(self.function, rows, keywords(self.function), self.bounds, self.trainer_state)
-        )
+        call = calls.Call(self.function, rows, keywords(self.function), self.bounds, self.trainer_state)
+        return calls.calls_for(call)
 
     def take(self, fresh: Sequence[answers.Verdict]) -> None:
         """Record the calls' verdicts; failed rows are retried, those that were never called first."""
@@ -189,12 +177,11 @@ class PendingScores:
         failures = [verdict for verdict in self.verdicts if isinstance(verdict, ScoringFailure)]
         if len(failures) > share * len(self.verdicts):
             last = next((each for each in reversed(failures) if not isinstance(each, answers.OutOfTime)), failures[-1])
-            tries = 1 + len(RETRY_WAITS_SECONDS)
-            most = f"at most {100 * share:g}% may fail (grading.max_failure_share)"
             raise RunError(
                 f"reward {self.function.name!r}: scoring failed for {len(failures)} of {len(self.verdicts)} completions"
-                f" after up to {tries} tries; {most}. The last failure: {answers.safe_text(last, str)}. Fix its cause"
-                " and resume the run."
+                f" after up to {1 + len(RETRY_WAITS_SECONDS)} tries; at most {100 * share:g}% may fail"
+                f" (grading.max_failure_share). The last failure: {answers.safe_text(last, str)}. Fix its cause and"
+                " resume the run."
             ) from last
 
 
@@ -214,7 +201,7 @@ def score_rows(
         for index in indices:
             function = functions[index]
             seen = [row_for(row, i, function, verdicts) for i, row in enumerate(rows)]
-            cache = resources.caches.cache_for(grading) if may_be_cached(function) else None
+            cache = resources.cache_for(grading) if may_be_cached(function) else None
             pending[index] = PendingScores(function, seen, grading, until, cache, trainer_state)
         call_with_retries([pending[index] for index in indices], on_error, resources)
         for index in indices:
@@ -294,7 +281,6 @@ def as_grades(groups: Sequence[Group], pending: Sequence[PendingScores], step: i
 def by_group(
     scores: Mapping[str, Sequence[answers.Score]], size: int, read: Callable[[answers.Score], Read]
 ) -> dict[str, tuple[tuple[Read, ...], ...]]:
-    """What `read` finds in each score, by function and group; functions for which it finds nothing are omitted."""
     found = {name: [read(score) for score in column] for name, column in scores.items()}
     return {
         name: tuple(tuple(column[start : start + size]) for start in range(0, len(column), size))

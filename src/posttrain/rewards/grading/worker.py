@@ -20,7 +20,7 @@ from typing import Any
 from posttrain.errors import RunError, UserError
 from posttrain.rewards.grading.call_log import LOGS
 from posttrain.rewards.grading.calls import NEVER, Call, Deadline, Result, after, reward_arguments
-from posttrain.rewards.grading.function import FunctionSource, RewardFunction, ScoringFailure, TrainerState
+from posttrain.rewards.grading.function import FunctionSource, ScoringFailure, TrainerState
 from posttrain.rewards.grading.worker_process import MOST_BYTES, NotWritableError, message_bytes, result_from, to_json
 from posttrain.sandbox.inside.frames import ChannelClosed
 from posttrain.sandbox.sandboxed_process import MessageStream
@@ -37,11 +37,8 @@ class Worker:
 
     def __init__(self, source: FunctionSource) -> None:
         self.ready = False
-        """Whether it has loaded the function."""
         self.idle = False
-        """Whether it waits for a call."""
         self.deadline = after(START_SECONDS, f"it was not ready to be called within {START_SECONDS:g} s")
-        """When its current work has to be done."""
         self.channel = MessageStream(most=MOST_BYTES)
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         try:
@@ -98,22 +95,6 @@ class WorkerPool:
     def close(self) -> None:
         while self.workers:
             self.drop(self.workers[-1])
-
-
-class WorkerPools:
-    """A session's pools, kept from step to step: one for each reward, so a function under two names has two."""
-
-    def __init__(self) -> None:
-        self._opened: dict[tuple[str, FunctionSource, int], WorkerPool] = {}
-
-    def pool_for(self, function: RewardFunction) -> WorkerPool:
-        """The workers of a function; none is started before the first call."""
-        source, size = function.find_source(), function.settings.workers
-        return self._opened.setdefault((function.name, source, size), WorkerPool(source, size))
-
-    def close(self) -> None:
-        while self._opened:
-            self._opened.popitem()[1].close()
 
 
 class Job:

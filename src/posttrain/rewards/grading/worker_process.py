@@ -34,7 +34,6 @@ LOOK_SECONDS = 1.0
 LONGEST_TEXT = 20_000
 """Characters of an exception's text and traceback."""
 MOST_BYTES = 1 << 30
-"""Longest message."""
 SCALARS = (type(None), bool, int, float, str)
 
 

@@ -81,7 +81,10 @@ def exact(text: str) -> ExactValue | None:
     plain = PASSED_OVER.sub(" ", plain).strip()
     if plain.endswith(".") and not plain.endswith(".."):
         plain = plain[:-1].strip()
-    value = exact_number(ungrouped(plain))
+    bare = plain
+    while len(bare) >= 2 and bare[0] == "{" and bare[-1] == "}" and bare[-2:] != "\\}":
+        bare = bare[1:-1].strip()
+    value = exact_number(bare)
     if value is not None:
         return ExactValue("value", (value,))
     plain = plain.replace("\\{", "{").replace("\\}", "}")
@@ -96,12 +99,6 @@ def exact(text: str) -> ExactValue | None:
     if len(found) == 1 and shape == "tuple":
         return ExactValue("value", found)
     return ExactValue(shape, tuple(sorted(set(found))) if shape == "set" else found)
-
-
-def ungrouped(text: str) -> str:
-    while len(text) >= 2 and text[0] == "{" and text[-1] == "}" and text[-2:] != "\\}":
-        text = text[1:-1].strip()
-    return text
 
 
 def separated(text: str) -> list[str]:
@@ -196,18 +193,13 @@ PIECE = re.compile(
     r"|(?P<joint>[/·*.-])|(?P<other>\S)"
 )
 LONGEST = 100
-"""A longer phrase is not a unit."""
-
-
-def names() -> dict[str, str]:
-    found = {"mph": "mi /h", "kmph": "km /h", "kph": "km /h", "kmh": "km /h"}
-    for synonyms in UNITS.split("|"):
-        first, *others = synonyms.split()
-        found |= {name if len(name) <= SHORT else name.casefold(): first for name in (first, *others)}
-    return {word: word for word in COUNTED.split()} | found
-
-
-NAMES = names()
+NAMES = {word: word for word in COUNTED.split()}
+NAMES |= {"mph": "mi /h", "kmph": "km /h", "kph": "km /h", "kmh": "km /h"}
+NAMES |= {
+    name if len(name) <= SHORT else name.casefold(): synonyms.split()[0]
+    for synonyms in UNITS.split("|")
+    for name in synonyms.split()
+}
 
 
 def unit_of(phrase: str) -> str | None:

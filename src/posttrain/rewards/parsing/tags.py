@@ -1,10 +1,8 @@
 """Where the parts of a completion are: `<think>…</think> <answer>…</answer>`, and the program that it gives.
 
-**Tags** are exactly these four ASCII literals; anything else (`<Think>`, `<answer >`, `< /think>`) is text.
-White space is ASCII white space: space, tab, line feed, carriage return, form feed, vertical tab.
+**Tags** are exactly these four ASCII literals; anything else (`<Think>`, `<answer >`) is text.  White space is ASCII.
 
-- `strict`: the whole text is one `<think>…</think>`, white space, one `<answer>…</answer>`, in white space.  No other
-  tag occurs.
+- `strict`: the whole text is one `<think>…</think>`, white space, one `<answer>…</answer>`, in white space.
 - `lines`: `strict`, and each of the four is on its own line, with at least one line, perhaps empty, between those of a
   pair and none between `</think>` and `<answer>`.  Lines end in a line feed; the whole may be padded with anything that
   Python's `str.strip` removes.
@@ -16,11 +14,10 @@ In every mode, an extra tag inside or after the four breaks the structure.
 **A program** is the last closed Python fence, or `<code>…</code>`, outside of the thinking.  A fence opens with a line
 of three or more backticks and `python`, `py` or `python3`, and closes with a line of at least as many backticks and
 nothing else.  Without such a fence or `<code>`, the last closed fence that names no language may count
-(`fences="any"`): next to a program it is more likely the program's output.  Not read: text between `<think>` and
-`</think>`, text before a first `</think>` without a `<think>` (which was part of the prompt), and text after a
-`<think>` that is not closed.
+(`fences="any"`): next to a program it is more likely the program's output.  Text before a first `</think>` without a
+`<think>`, which was part of the prompt, and after a `<think>` that is not closed is thinking.
 
-Reading takes time linear in any text: every character is read a fixed number of times.
+Reading takes time linear in any text.
 """
 
 import re
@@ -87,6 +84,8 @@ def last_answer(text: str) -> str | None:
 
 
 CODE, END_CODE = "<code>", "</code>"
+THOUGHT = re.compile(f"{THINK}.*?{END_THINK}|{THINK}.*", re.DOTALL)
+"""The second, of one that is not closed, keeps it linear: no later one is tried."""
 FENCE = re.compile(r"^ {0,3}(`{3,}+)[ \t]*+([^\s`]*+)[^\n`]*+$", re.MULTILINE)
 LANGUAGES = {"python", "py", "python3"}
 MAX_CHARACTERS = 100_000
@@ -108,18 +107,12 @@ def program_in(text: str, fences: Fences = "any") -> str | None:
     return nameless if named is None and fences == "any" else named
 
 
-def outside_thinking(text: str) -> Iterator[str]:
+def outside_thinking(text: str) -> list[str]:
     """The parts of a text that are not thinking, in order."""
-    start = text.find(THINK)
-    end = text.find(END_THINK)
-    at = end + len(END_THINK) if end >= 0 and (start < 0 or end < start) else 0
-    while True:
-        start = text.find(THINK, at)
-        yield text[at:] if start < 0 else text[at:start]
-        end = text.find(END_THINK, start) if start >= 0 else -1
-        if end < 0:
-            return
-        at = end + len(END_THINK)
+    start, end = text.find(THINK), text.find(END_THINK)
+    if end >= 0 and (start < 0 or end < start):
+        text = text[end + len(END_THINK) :]
+    return THOUGHT.split(text)
 
 
 def closed_fences(text: str) -> Iterator[tuple[int, str, str]]:
