@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -145,16 +146,22 @@ def object_in_module(path: str, *, where: str) -> object:
     """The object package.module:NAME of an installed module, or one in the working folder."""
     place = path.rpartition(":")[0]
     look_in_working_folder()
-    try:
+    with importing(f"module {place}", where):
         module = importlib.import_module(place)
-    except SystemExit as leave:
-        raise UserError(f"{where}: module {place} cannot be imported: it calls {exit_call(leave)}") from leave
-    except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}.")
-        remedy = "  It is looked for in the folder you run in and among what is installed." if missing else ""
-        says = f"{type(error).__name__}: {error}.{remedy}"
-        raise UserError(f"{where}: module {place} cannot be imported: {says}") from error
     return object_in(module, path, f"{where}: module {place} has no function")
+
+
+@contextmanager
+def importing(what: str, where: str) -> Iterator[None]:
+    """Say what a user's code raised, or that it ended the program, while it was imported."""
+    try:
+        yield
+    except SystemExit as leave:
+        raise UserError(f"{where}: {what} cannot be imported: it calls {exit_call(leave)}") from leave
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError) and f"{what}.".startswith(f"module {error.name}.")
+        remedy = ".  It is looked for in the folder you run in and among what is installed." if missing else ""
+        raise UserError(f"{where}: {what} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
 
 
 def look_in_working_folder() -> None:
@@ -180,13 +187,11 @@ def module_from(file: Path, where: str) -> ModuleType:
         sys.path.append(folder)
     sys.modules[name] = module  # where dataclasses look for the module of a class
     try:
-        loader.exec_module(module)
-    except SystemExit as leave:
+        with importing(str(file), where):
+            loader.exec_module(module)
+    except BaseException:
         del sys.modules[name]
-        raise UserError(f"{where}: {file} cannot be imported: it calls {exit_call(leave)}") from leave
-    except Exception as error:
-        del sys.modules[name]
-        raise UserError(f"{where}: {file} cannot be imported: {type(error).__name__}: {error}") from error
+        raise
     return module
 
 

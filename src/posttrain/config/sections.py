@@ -12,13 +12,7 @@ from posttrain.errors import UserError
 from posttrain.options import irl, training
 from posttrain.options.behaviours import BehaviourOptions
 from posttrain.options.bounds import GIVEN, Rule, Rules, Unused, by_name, require_rules
-from posttrain.options.collect import (
-    CollectOptions,
-    CollectRunOptions,
-    JudgeOptions,
-    PersonJudgeOptions,
-    RewardJudgeOptions,
-)
+from posttrain.options.collect import CollectOptions, CollectRunOptions, JudgeOptions, RewardJudgeOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward import GradingOptions, RewardOptions
 from posttrain.options.rollout import ENGINE_OPTIONS, EngineOptions, InProcessOptions, RolloutOptions, SamplingOptions
@@ -236,10 +230,6 @@ class CollectConfig(SampledSections):
     def scored(self) -> bool:
         """Whether rewards score completions: to judge them, or to choose pairs."""
         return isinstance(self.judge, RewardJudgeOptions) or self.collect.pairs == "best_worst"
-
-    @property
-    def by_person(self) -> bool:
-        return isinstance(self.judge, PersonJudgeOptions)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,7 +191,7 @@ class Collection:
             except RunError:
                 self.finish()  # the answers so far are rows all the same
                 raise
-        elif self.config.by_person:
+        elif self.config.judge.name == "person":
             if people is None:
                 remedy = "Use `posttrain collect`, or in Python collect(config, people=...)."
                 raise UserError(f"judge.name = person: no voters are given.  {remedy}")
