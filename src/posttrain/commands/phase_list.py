@@ -1,18 +1,7 @@
-"""The phases of a recipe: each is a recipe, which names results of earlier phases as `phase:NAME` and `run:NAME`.
-
-    phases:
-      - name: sft
-        recipe: own-sft
-        sections: {model: {path: bundled}}
-      - name: reasoning
-        recipe: countdown-tiny
-        sections:
-          model: {path: "phase:sft"}           the policy to continue
-          reference: {path: "phase:sft"}       what a KL compares with
-          update: {optimizer_from: "run:sft"}  the optimiser to continue
+"""The phases of a recipe: each is a recipe, which names results of earlier phases, and is checked before the first runs.
 
 `phase:NAME` is the model that a phase has trained, whole or an adapter, `run:NAME` the folder of its run, and
-`run:NAME/FILE` a file in there.  Nothing else is carried over.
+`run:NAME/FILE` a file in there.  Nothing else is carried over.  docs/guides/phases.md has an example.
 """
 
 import re

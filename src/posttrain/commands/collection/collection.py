@@ -1,22 +1,8 @@
-"""Preferences collected: a policy's completions sampled, made into pairs, judged, and written as rows to learn from.
+"""Preferences collected: completions are sampled, made into pairs, judged, and written as rows to learn from.
 
-collection.sample()                   completions of every prompt, scored if rewards judge
-collection.judge(people)              the pairs, by rewards, by a language model or by people
-collection.finish()                   preferences.jsonl, ties.jsonl, summary.json
-
-Nothing in its folder needs posttrain to be read:
-
-config.yaml         the resolved configuration
-inputs.json         its other inputs, with digests
-completions.jsonl   a line for each prompt: its completions and their rewards
-answers.jsonl       of a language model as judge: each answer as it came
-votes.jsonl         of people: each vote, and each undo
-preferences.jsonl   the pairs of which one is better, rows for reward models and preference losses
-ties.jsonl          the others, in the same columns
-summary.json        counts, agreement, versions
-
-The journals of completions, answers and votes only grow; preferences, ties and summary are written from them each time
-that collecting ends or stops.
+Nothing in the folder needs posttrain to be read.  The journals of prompts with their completions and rewards, of a
+model's answers, and of people's votes and undos only grow.  Preferences, ties (in the same columns) and the summary are
+written from them each time that collecting ends or stops.
 """
 
 import time
