@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from posttrain.cli import main
-from posttrain.commands.phase_list import read_phases, require_startable, with_phase_folders
+from posttrain.commands.phase_list import phase_folder, read_phases, replaced, require_startable
 from posttrain.commands.phases import phase_rows
 from tests.support.refusals import refused
 
@@ -63,7 +63,9 @@ def test_the_adapter_of_a_phase_is_its_model_where_it_has_saved_no_other(tmp_pat
 
 def test_a_file_of_an_earlier_run_can_be_named() -> None:
     (phase,) = [type("Run", (), {"folder": Path("there")})()]
-    rows = with_phase_folders({"task": [{"path": "run:a/pairs.jsonl"}]}, {"a": phase}, "phase b")
+    rows = replaced(
+        {"task": [{"path": "run:a/pairs.jsonl"}]}, lambda found: phase_folder(found, {"a": phase}, "phase b")
+    )
     assert rows == {"task": [{"path": "there/pairs.jsonl"}]}
 
 

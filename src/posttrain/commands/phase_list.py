@@ -1,13 +1,12 @@
-"""The phases of a recipe: each is a recipe, which names results of earlier phases, and is checked before the first runs.
+"""The phases of a recipe: each is a recipe that names results of earlier ones, and is checked before the first runs.
 
 `phase:NAME` is the model that a phase has trained, whole or an adapter, `run:NAME` the folder of its run, and
 `run:NAME/FILE` a file in there.  Nothing else is carried over.  docs/guides/phases.md has an example.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ class Phase:
         """The config of its run, with folders in place of the names of earlier results."""
         where = f"phase {self.name}"
         merged = merge(self.layers)
-        sections = with_phase_folders(merged.sections, earlier, where)
+        sections = replaced(merged.sections, lambda found: phase_folder(found, earlier, where))
         assert isinstance(sections, dict)
         of_run = next(iter(merged.of_runs.values()), None)
         place = RecipeLayer(where=where, sections={"run": {"folder": str(self.folder), "overwrite": False}})
@@ -62,7 +61,9 @@ class Phase:
 
     def takes_over(self) -> dict[str, str]:
         """The earlier results that it names, as written -> the names of their phases."""
-        return {found.group(): found[2] for found in named_in(merge(self.layers).sections)}
+        named: list[re.Match[str]] = []
+        replaced(merge(self.layers).sections, named.append)
+        return {found.group(): found[2] for found in named}
 
 
 def read_phases(recipe: str, folder: Path, *, trust_code: bool = False) -> list[Phase]:
@@ -107,27 +108,16 @@ def read_phase(item: object, path: Path, where: str) -> tuple[str, list[RecipeLa
     return name, [*(read_recipe(str(each)) for each in files), RecipeLayer(where=where, sections=dict(sections))]
 
 
-def with_phase_folders(value: object, earlier: Mapping[str, Phase], where: str) -> object:
-    """A section with folders in place of `phase:NAME` and `run:NAME`."""
+def replaced(value: object, change: Callable[[re.Match[str]], object]) -> object:
+    """Sections with something else in place of each `phase:NAME` and `run:NAME`."""
     match value:
         case dict():
-            return {key: with_phase_folders(item, earlier, where) for key, item in value.items()}
+            return {key: replaced(item, change) for key, item in value.items()}
         case list():
-            return [with_phase_folders(item, earlier, where) for item in value]
+            return [replaced(item, change) for item in value]
         case str() if found := EARLIER.match(value):
-            return phase_folder(found, earlier, where)
+            return change(found)
     return value
-
-
-def named_in(value: object) -> Iterator[re.Match[str]]:
-    """Every `phase:NAME` and `run:NAME` in some sections."""
-    match value:
-        case dict():
-            yield from named_in([*value.values()])
-        case list():
-            yield from chain.from_iterable(map(named_in, value))
-        case str() if found := EARLIER.match(value):
-            yield found
 
 
 def phase_folder(found: re.Match[str], earlier: Mapping[str, Phase], where: str) -> str:
