@@ -125,7 +125,7 @@ class CommandBackend(Backend):
         while (status := process.poll()) is None:
             cpu_seconds = max(cpu_seconds, self.cpu_seconds(process.pid, seen))
             if stopped is None:
-                if stdout.full:
+                if len(stdout.content) >= stdout.most:
                     stopped = Exit.OUTPUT_LIMIT
                 elif cpu_seconds > run.limits.cpu_seconds + START_CPU_SECONDS:
                     stopped = Exit.CPU_LIMIT
@@ -182,10 +182,6 @@ class BoundedPipeReader:
     def read(self) -> None:
         while part := os.read(self.pipe.fileno(), READ_BYTES):
             self.content += part[: self.most - len(self.content)]
-
-    @property
-    def full(self) -> bool:
-        return len(self.content) >= self.most
 
     def taken(self) -> bytes:
         """All of it, once the process has ended; a pipe that others hold open is not waited for."""

@@ -187,14 +187,7 @@ class MachineBait:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.look()
-        self.victim.kill()
-        self.victim.wait()
-        self.tcp.close()
-        self.udp.close()
-        self.folder.cleanup()
-
-    def look(self) -> None:
+        """Look at what was touched, and take it away."""
         if set(os.listdir(self.path)) != {"secret"}:
             self.touched.add("file")
         if self.victim.poll() is not None:
@@ -202,9 +195,14 @@ class MachineBait:
         for name, receive in (("tcp", self.tcp.accept), ("udp", lambda: self.udp.recv(1))):
             try:
                 receive()
+                self.touched.add(name)
             except BlockingIOError:
                 continue
-            self.touched.add(name)
+        self.victim.kill()
+        self.victim.wait()
+        self.tcp.close()
+        self.udp.close()
+        self.folder.cleanup()
 
     def untouched(self, what: str) -> Callable[[Execution], bool]:
         """Whether the program ran and was refused, and nothing on this machine was touched."""
