@@ -185,13 +185,8 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         self._of_run = tuple(each for each in shown if not any(each is one for one in given))
 
     def sections(self, length: RunLength) -> dict[str, Any]:
-        return {
-            "model": self.model_options,
-            "task": DatasetOptions(held_out_share=0.0),
-            "checkpoint": recipe.checkpoint_options(self.args, length),
-            "tracker": recipe.tracker_options(self.args),
-            "run": recipe.run_options(self.args, length.steps),
-        }
+        shared = recipe.shared_sections(self.args, self.model_options, length)
+        return {**shared, "task": DatasetOptions(held_out_share=0.0)}
 
     def evaluate(
         self,

@@ -9,7 +9,7 @@ docs/guides/trl.md has worked cases.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -179,7 +179,7 @@ def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length:
     assert args.max_completion_length is not None, "checked by require_values"
     cuts: dict[str, Any] = {"top_p": args.top_p or 1.0, "top_k": max(0, args.top_k or 0), "min_p": args.min_p or 0.0}
     return Config(
-        model=model,
+        **shared_sections(args, model, length),
         task=DatasetOptions(
             held_out_share=0.0,
             last_assistant_message="prefill",
@@ -206,9 +206,6 @@ def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length:
         ),
         reference=reference_options(args, length),
         evaluation=training.EvaluationOptions(every_steps=0),
-        checkpoint=checkpoint_options(args, length),
-        tracker=tracker_options(args),
-        run=run_options(args, length.steps),
     )
 
 
@@ -330,8 +327,8 @@ def reference_options(args: SampledFields, length: RunLength) -> training.Refere
     return training.ReferenceOptions(refresh_every=length.steps_in(args.ref_model_sync_steps))
 
 
-def checkpoint_options(args: TrainingFields, length: RunLength) -> training.CheckpointOptions:
-    """When checkpoints are saved, and which are kept."""
+def shared_sections(args: TrainingFields, model: ModelOptions, length: RunLength) -> dict[str, Any]:
+    """The sections that all trainers set alike: the model, when checkpoints are saved and which are kept, the run."""
     every = {
         "no": 0,
         "best": 0,  # an evaluation that finds it requests it
@@ -341,38 +338,29 @@ def checkpoint_options(args: TrainingFields, length: RunLength) -> training.Chec
     limit = args.save_total_limit or 0
     prunes_itself = limit <= 0 or args.metric_for_best_model is not None  # which never deletes the best
     kept = ALL_CHECKPOINTS if prunes_itself else limit
-    return training.CheckpointOptions(every_steps=every, keep_last=kept, keep_best=False)
-
-
-def run_options(args: TrainingFields, num_steps: int) -> training.RunOptions:
-    return training.RunOptions(
-        folder=folder_of_run(args),
-        overwrite=args.overwrite_output_dir,
-        seed=args.seed,
-        num_steps=num_steps,
-        report_to=trackers(args),
-        curves=False,
-    )
-
-
-def trackers(args: TrainingFields) -> tuple[training.TrackerName, ...]:
-    """The trackers that report_to names, if any."""
-    given = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
-    known: dict[str, training.TrackerName] = {name: name for name in get_args(training.TrackerName)}
-    named = [each for each in given if each != "none"]
-    unknown = {
-        f"report_to = {each!r}: use none, or name some of {', '.join(known)}.": each not in known for each in named
+    known, given = get_args(training.TrackerName), args.report_to or []
+    report_to = tuple(each for each in ([given] if isinstance(given, str) else given) if each != "none")
+    for each in report_to:
+        if each not in known:
+            kind = type(args).__name__
+            raise UserError(f"{kind}: report_to = {each!r}: use none, or name some of {', '.join(known)}.")
+    tracker = training.TrackerOptions()
+    if report_to:
+        project = tracker.project if args.project == TrainingFields.project else args.project
+        tracker = training.TrackerOptions(project=project, name=args.run_name or tracker.name)
+    return {
+        "model": model,
+        "checkpoint": training.CheckpointOptions(every_steps=every, keep_last=kept, keep_best=False),
+        "tracker": tracker,
+        "run": training.RunOptions(
+            folder=folder_of_run(args),
+            overwrite=args.overwrite_output_dir,
+            seed=args.seed,
+            num_steps=length.steps,
+            report_to=cast(tuple[training.TrackerName, ...], report_to),
+            curves=False,
+        ),
     }
-    require_each(args, unknown)
-    return tuple(known[each] for each in named)
-
-
-def tracker_options(args: TrainingFields) -> training.TrackerOptions:
-    plain = training.TrackerOptions()
-    if not trackers(args):
-        return plain
-    project = plain.project if args.project == TrainingFields.project else args.project
-    return training.TrackerOptions(project=project, name=args.run_name or plain.name)
 
 
 def folder_of_run(args: TrainingFields) -> str:
