@@ -304,7 +304,7 @@ def test_blank_lines_byte_order_marks_and_odd_line_ends_inside_strings_are_fine(
     [
         ("rows.jsonl", "\n \n", "there are no rows"),
         ("rows.jsonl", '{"prompt": "a"}\n{"promt": "b"}\n', "rows.jsonl:2: no column `prompt`. Did you mean `promt`?"),
-        ("rows.jsonl", '{"question": "a"}\n', "It has question. Set task.prompt_column"),
+        ("rows.jsonl", '{"question": "a"}\n', "There are: question. Set task.prompt_column"),
         ("rows.json", '{"prompt": "a"}', "must hold a list of objects, not dict"),
         ("rows.json", '{"prompt": "a"}\n{}', "rows.json:2: not JSON"),
         ("rows.parquet", "nonsense", "cannot be read as parquet"),

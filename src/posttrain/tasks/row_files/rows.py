@@ -12,6 +12,7 @@ from pathlib import Path
 from posttrain.binding import digest_of
 from posttrain.errors import UserError
 from posttrain.options.dataset import RowSourceOptions
+from posttrain.schemas import did_you_mean
 from posttrain.tasks.row_files import file_rows
 from posttrain.tasks.row_files.file_rows import Found, checked_value
 from posttrain.tasks.row_files.generator_rows import generated_rows
@@ -198,7 +199,7 @@ def with_columns(row: DatasetRow, source: RowSourceOptions) -> DatasetRow:
         )
     for name in (*source.json_columns, *source.columns.values()):
         if name not in columns:
-            near = nearest_column(name, columns)
+            near = did_you_mean(name, columns)
             raise UserError(f"{row.where}: no column `{name}`, which `columns` or `json_columns` names. {near}")
     for name in source.json_columns:
         columns[name] = parsed_column(columns[name], f"{row.where}: the column `{name}`")
@@ -227,12 +228,7 @@ def require_column(rows: Sequence[DatasetRow], name: str) -> None:
     """Refuse rows that lack a column or have it empty."""
     for row in rows:
         if row.columns.get(name) in (None, "", []):
-            near = nearest_column(name, row.columns)
+            near = did_you_mean(name, row.columns)
             missing = f"no column `{name}`. {near} Set task.prompt_column (check-task: --prompt-column)."
             empty = f"the column `{name}` is empty; fill it or drop the row"
             raise UserError(f"{row.where}: {empty if name in row.columns else missing}")
-
-
-def nearest_column(name: str, columns: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(name, columns, n=1)
-    return f"Did you mean `{near[0]}`?" if near else f"It has {', '.join(columns) or 'no columns'}."
