@@ -191,11 +191,9 @@ class DatasetTask(Task):
                 )
         if self.too_long:
             done = "left out" if self.options.over_long == "skip" else "cut from their beginning"
+            count, most = count_text(len(self.too_long), "prompt"), self.options.max_prompt_tokens
             more = f" and {len(self.too_long) - PLACES} more" if len(self.too_long) > PLACES else ""
-            notes.append(
-                f"{count_text(len(self.too_long), 'prompt')} of more than {self.options.max_prompt_tokens} tokens"
-                f" {done}: {', '.join(self.too_long[:PLACES])}{more}"
-            )
+            notes.append(f"{count} of more than {most} tokens {done}: {', '.join(self.too_long[:PLACES])}{more}")
         if self.bad.faults:
             notes += f"{count_text(len(self.bad.faults), 'bad row')} left out:{self.bad.listed()}".splitlines()
         return notes
