@@ -148,6 +148,8 @@ def merged_weights(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[st
     Each is in `dtype`, or else in that of its W (for a 4-bit layer, the type that it was quantised from).
     Raises UserError for an adapter that is more than that.
     """
+    if not peft_layers.adapted_names(model) and not any(is_4_bit(module) for module in model.modules()):
+        return cast(dict[str, Tensor], model.state_dict())
     require_mergeable(model)
     changed = dict[str, Tensor]()
     experts = {name: module for name, module in model.named_modules() if isinstance(module, lora.LoraExperts)}
@@ -162,7 +164,11 @@ def merged_weights(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[st
     }
     below = {id(layer.base) for layer in adapted.values()}
     for name, layer in adapted.items():
-        changed[f"{name}.weight"] = stored(layer.base, merged(layer, dtype))
+        weight = whole_weight(layer.base)
+        if layer.factors is not None:
+            change = layer.scale * (layer.factors.up.detach() @ layer.factors.down.detach())
+            weight = (weight.to(change.dtype) + change).to(dtype or weight.dtype)
+        changed[f"{name}.weight"] = stored(layer.base, weight)
     for name, module in model.named_modules():
         if is_4_bit(module) and id(module) not in below:
             changed[f"{name}.weight"] = stored(module, whole_weight(module))
@@ -177,28 +183,19 @@ def merged_weights(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[st
     return made
 
 
-def merged(layer: peft_layers.AdaptedLayer, dtype: torch.dtype | None) -> Tensor:
-    weight = whole_weight(layer.base)
-    if layer.factors is None:
-        return weight
-    change = layer.scale * (layer.factors.up.detach() @ layer.factors.down.detach())
-    return (weight.to(change.dtype) + change).to(dtype or weight.dtype)
-
-
 def stored(layer: nn.Module, weight: Tensor) -> Tensor:
     return (weight.T if isinstance(layer, Conv1D) else weight).contiguous()
 
 
 def require_mergeable(model: PreTrainedModel) -> None:
     """Refuse peft adapters that are more than matrices to be added."""
-    found = {
-        name: peft_layers.more_than_plain(layer)
-        if peft_layers.is_adapter_layer(layer)
-        else f"is a {peft_layers.full_name(type(layer))}"
-        for name, layer in peft_layers.peft_layers(model).items()
-    }
-    found |= {name: "is of a module that is saved whole" for name in model.state_dict() if ".modules_to_save." in name}
-    faults = [f"{name} {fault}" for name, fault in found.items() if fault is not None]
+    faults = []
+    for name, layer in peft_layers.peft_layers(model).items():
+        plain_kind = peft_layers.is_adapter_layer(layer)
+        fault = peft_layers.more_than_plain(layer) if plain_kind else f"is a {peft_layers.full_name(type(layer))}"
+        faults += [] if fault is None else [f"{name} {fault}"]
+    whole = [name for name in model.state_dict() if ".modules_to_save." in name]
+    faults += [f"{name} is of a module that is saved whole" for name in whole]
     if faults:
         remedy = "Save only the adapter, and merge it with peft's merge_and_unload()."
         raise UserError(f"model.adapter.save: {faults[0]}, which cannot be merged here.  {remedy}")
