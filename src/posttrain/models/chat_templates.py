@@ -59,7 +59,11 @@ class TimeLimit:
     def within(self, render: Callable[[], Made]) -> Made:
         thread = threading.get_ident()
         try:
-            self.begin(thread)
+            with self.lock:
+                self.ends[thread] = processor_time(thread) + SECONDS
+                if self.watcher is None or not self.watcher.is_alive():
+                    self.watcher = threading.Thread(target=self.watch, name="chat template limit", daemon=True)
+                    self.watcher.start()
             try:
                 made = render()
             except TemplateTooSlow:
@@ -74,13 +78,6 @@ class TimeLimit:
                 self.sent.discard(thread)
             raise
         return made
-
-    def begin(self, thread: int) -> None:
-        with self.lock:
-            self.ends[thread] = processor_time(thread) + SECONDS
-            if self.watcher is None or not self.watcher.is_alive():
-                self.watcher = threading.Thread(target=self.watch, name="chat template limit", daemon=True)
-                self.watcher.start()
 
     def end(self, thread: int) -> None:
         """Forget a finished rendering.  Raises TemplateTooSlow if that was already sent.

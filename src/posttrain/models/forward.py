@@ -129,7 +129,7 @@ class SharedPromptForward(ModelForward):
             keys = token_keys(batch.prompts, batch.completions, batch.prompt_of)
             rows = keys.sequences(batch.prompt_of) if unshared else [*keys.prompts, *keys.completions]
             name_tokens(self.dropping, torch.cat(rows), self.model.device)
-        return (sequence_hidden if unshared else shared_hidden)(self.decoder, batch)
+        return packed_hidden(self.decoder, batch, shared=not unshared)
 
 
 class PlainForward(ModelForward):
@@ -215,28 +215,22 @@ def predicting(batch: CompletionBatch, prompt_ends: Sequence[int], starts: Seque
     return every if batch.sampled is None else every[batch.sampled.cpu()]
 
 
-def shared_hidden(decoder: Decoder, batch: CompletionBatch) -> Float[Tensor, "token hidden"]:
-    """As `completion_hidden`: prompts are roots, and completions branches of them."""
+def packed_hidden(decoder: Decoder, batch: CompletionBatch, *, shared: bool) -> Float[Tensor, "token hidden"]:
+    """As `completion_hidden`: `shared` prompts are roots with branches, otherwise whole sequences are roots."""
     branches = [tokens[:-1] for tokens in batch.completions]
-    roots = [len(prompt) for prompt in batch.prompts]
-    layout = PackedLayout(roots, [len(tokens) for tokens in branches], batch.prompt_of)
-    ends = [layout.root_starts[prompt] + layout.root_lengths[prompt] - 1 for prompt in batch.prompt_of]
-    return _packed(decoder, layout, [*batch.prompts, *branches], predicting(batch, ends, layout.branch_starts))
-
-
-def sequence_hidden(decoder: Decoder, batch: CompletionBatch) -> Float[Tensor, "token hidden"]:
-    """As `completion_hidden` if no prompt is shared: whole sequences."""
-    sequences = inputs(batch)
-    layout = PackedLayout([len(sequence) for sequence in sequences])
-    lengths = [len(batch.prompts[p]) for p in batch.prompt_of]
-    ends = [start + length - 1 for start, length in zip(layout.root_starts, lengths, strict=True)]
-    return _packed(decoder, layout, sequences, predicting(batch, ends, [end + 1 for end in ends]))
-
-
-def _packed(
-    decoder: Decoder, layout: PackedLayout, sequences: Sequence[Tokens], wanted: Tensor
-) -> Float[Tensor, "token hidden"]:
-    device = decoder.model.device
+    sequences = [*batch.prompts, *branches] if shared else inputs(batch)
+    if shared:
+        layout = PackedLayout(
+            [len(prompt) for prompt in batch.prompts], [len(each) for each in branches], batch.prompt_of
+        )
+        ends = [layout.root_starts[prompt] + layout.root_lengths[prompt] - 1 for prompt in batch.prompt_of]
+        starts = layout.branch_starts
+    else:
+        layout = PackedLayout([len(sequence) for sequence in sequences])
+        pairs = zip(layout.root_starts, batch.prompt_of, strict=True)
+        ends = [start + len(batch.prompts[prompt]) - 1 for start, prompt in pairs]
+        starts = [end + 1 for end in ends]
+    device, wanted = decoder.model.device, predicting(batch, ends, starts)
     attention = PackedAttention(layout, device)
     tokens = torch.tensor([token for sequence in sequences for token in sequence], device=device)
     distinct, place = torch.unique(wanted, return_inverse=True)  # a prompt's last token predicts for its whole group

@@ -259,7 +259,8 @@ def logit_faults(model: PreTrainedModel, compute_dtype: torch.dtype) -> Iterator
 def own_logits(
     model: PreTrainedModel, rows: Int64[Tensor, "row time"], dtype: torch.dtype
 ) -> Float[Tensor, "row time vocab"]:
-    with reading(model, dtype), torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=mixes(model, dtype)):
+    mixed = dtype == torch.bfloat16 != model.dtype  # products in bfloat16 over other weights
+    with reading(model, dtype), torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=mixed):
         logits: Tensor = model(input_ids=rows, use_cache=False).logits
         return logits
 
@@ -273,11 +274,6 @@ def plain_logits(
         return next_logits(PlainForward(model, dtype), [row[:1] for row in read], [(*row[1:], 0) for row in read])
 
 
-def mixes(model: PreTrainedModel, dtype: torch.dtype) -> bool:
-    """Whether products are in bfloat16 and weights are not."""
-    return dtype == torch.bfloat16 != model.dtype
-
-
 @contextmanager
 def reading(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
     """Raise a model's errors for a text of three tokens as one UserError with the remedy."""
@@ -288,7 +284,7 @@ def reading(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
     except CANNOT_READ as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         remedy = "Set it up before making a policy, or use a text-only model."
-        if mixes(model, dtype):
+        if dtype == torch.bfloat16 != model.dtype:
             remedy = "Its layers do not support bfloat16 products over other weights: set model.dtype to float32."
         kind = type(model).__name__
         raise UserError(f"model: a {kind} cannot read a text of three tokens ({said}).  {remedy}") from error
