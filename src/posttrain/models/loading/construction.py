@@ -116,14 +116,6 @@ def hold_frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
             matrix.data = matrix.data.to(dtype)
 
 
-def hold_rest_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Hold all other parameters than `linear_matrices` in this type."""
-    matrices = {id(each) for each in linear_matrices(model)}
-    for parameter in model.parameters():
-        if id(parameter) not in matrices and parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
-
-
 def linear_matrices(model: nn.Module) -> list[Tensor]:
     """The matrices of linear layers and of experts, each once, without embeddings and those in 4 bits."""
     others = {

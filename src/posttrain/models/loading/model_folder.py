@@ -150,7 +150,10 @@ def plain_model(
     elif method is not None and not getattr(model, "is_quantized", False):
         as_never_quantised(model, memory_dtype)
     if narrow:
-        construction.hold_rest_in(model, torch.float32)
+        matrices = {id(each) for each in construction.linear_matrices(model)}
+        for parameter in model.parameters():
+            if id(parameter) not in matrices and parameter.is_floating_point():
+                parameter.data = parameter.data.float()
         model.config.dtype = torch.float32
     construction.freeze(model, options.frozen)
     dtype = chosen_dtype(options.dtype, torch.float32 if narrow else model.dtype, device)
