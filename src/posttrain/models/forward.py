@@ -206,12 +206,8 @@ def predicting(batch: CompletionBatch, prompt_ends: Sequence[int], starts: Seque
 
     For each completion, `prompt_ends` has the position of its prompt's last token and `starts` that of its first one.
     """
-    every = torch.cat(
-        [
-            torch.cat([torch.tensor([end]), torch.arange(start, start + len(tokens) - 1)])
-            for end, start, tokens in zip(prompt_ends, starts, batch.completions, strict=True)
-        ]
-    )
+    places = zip(prompt_ends, starts, batch.completions, strict=True)
+    every = torch.tensor([at for end, start, each in places for at in (end, *range(start, start + len(each) - 1))])
     return every if batch.sampled is None else every[batch.sampled.cpu()]
 
 

@@ -233,19 +233,11 @@ def require_half_in_4_bits(model: nn.Module) -> None:
 
 def in_4_bits(library: Any, layer: nn.Linear, compute_dtype: torch.dtype, *, packed_kernel: bool) -> nn.Module:
     """The layer in NF4."""
-    made = library.nn.Linear4bit(
-        layer.in_features,
-        layer.out_features,
-        bias=False,
-        compute_dtype=compute_dtype,
-        compress_statistics=True,
-        quant_type=NF4,
-        device="meta",
-    )
+    inputs, outputs, kind = layer.in_features, layer.out_features, {"compress_statistics": True, "quant_type": NF4}
+    made = library.nn.Linear4bit(inputs, outputs, bias=False, compute_dtype=compute_dtype, device="meta", **kind)
     device = layer.weight.device
-    made.weight = library.nn.Params4bit(
-        layer.weight.data, requires_grad=False, compress_statistics=True, quant_type=NF4, module=made
-    ).to(device)
+    packed = library.nn.Params4bit(layer.weight.data, requires_grad=False, module=made, **kind)
+    made.weight = packed.to(device)
     if layer.bias is not None:  # in the type that it is added in: bitsandbytes would change it in place
         made.bias = nn.Parameter(layer.bias.data.to(device, compute_dtype), requires_grad=False)
     made.eval()

@@ -121,11 +121,7 @@ def tokenizer_lines(policy: Policy) -> list[str]:
     if known > rows:
         facts.append("prompts with a token beyond the embedding are refused")
     template = "the model's: messages may be prompts" if tokenizer.chat_template else "none: prompts are plain text"
-    return [
-        f"stop ids   {stops}",
-        f"template   {template}",
-        f"tokenizer  {'; '.join(facts)}",
-    ]
+    return [f"stop ids   {stops}", f"template   {template}", f"tokenizer  {'; '.join(facts)}"]
 
 
 def policy_summary(policy: Policy, name: str) -> list[str]:

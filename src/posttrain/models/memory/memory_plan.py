@@ -102,12 +102,8 @@ def changes_that_save(shape: ModelShape, setup: memory_parts.MemorySetup) -> lis
     tokens, rows = max(setup.row_tokens, held // 4), max(1, setup.num_rows // 4)
     whole, rank = setup.adapter_rank is None, setup.adapter_rank or ADAPTER_RANK
     half = reaches_half(shape.linear_parameters, shape.expert_parameters)
-    halved = replace(
-        setup,
-        weight_bytes=memory_parts.BFLOAT16,
-        compute_bytes=memory_parts.BFLOAT16,
-        frozen_bytes=memory_parts.BFLOAT16,
-    )
+    two = memory_parts.BFLOAT16
+    halved = replace(setup, weight_bytes=two, compute_bytes=two, frozen_bytes=two)
     in_4_bits = setup.with_adapter(rank, quantized=True)
     fewer_tokens, fewer_rows = replace(setup, tokens_per_microbatch=tokens), replace(setup, max_rows=rows)
     tried = [  # setting, whether it applies, whether it changes no result, the setup that it makes

@@ -73,17 +73,10 @@ class DecoderLayer:
         return {"qkv": self.qkv, "out": self.out, "gate_up": self.gate_up, "down": self.down}
 
 
-Attend = Callable[
-    [
-        int,
-        AttentionKind,
-        Float[Tensor, "token heads width"],
-        Float[Tensor, "token kv width"],
-        Float[Tensor, "token kv width"],
-    ],
-    Float[Tensor, "token heads width"],
-]
-"""attend(layer, kind, query, key, value): one layer's attention over the caller's layout or cache."""
+Attend = Callable[[int, AttentionKind, Tensor, Tensor, Tensor], Tensor]
+"""attend(layer, kind, query, key, value): one layer's attention over the caller's layout or cache.
+
+Queries and the result are [token heads width], keys and values [token kv width]."""
 Angles = Mapping[str, tuple[Float[Tensor, "token 1 turned"], Float[Tensor, "token 1 turned"]]]
 """cos and signed sin of every rotary angle of some tokens, by the angles' name; see `rotate`."""
 

@@ -8,7 +8,7 @@ are packed for the many small products of decoding on a CPU.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
@@ -90,6 +90,9 @@ class Part(NamedTuple):
     def tensors(self) -> list[Tensor]:
         return [_dense(self.matrix), *([] if self.bias is None else [self.bias])]
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Part":
+        return Part(change(_dense(self.matrix)), None if self.bias is None else change(self.bias))
+
 
 @dataclass(frozen=True, slots=True)
 class DenseWeight:
@@ -118,11 +121,7 @@ class DenseWeight:
             frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
             return tensor if frozen else tensor.detach().clone()
 
-        return DenseWeight(
-            tuple(
-                Part(kept(_dense(part.matrix)), None if part.bias is None else kept(part.bias)) for part in self.parts
-            )
-        )
+        return DenseWeight(tuple(part.map(kept) for part in self.parts))
 
     def take_over(self, other: "DenseWeight") -> None:
         """Copy the numbers of a weight of the same modules, in place."""
@@ -141,7 +140,7 @@ def dense_projection(modules: Sequence[nn.Linear | Conv1D], dtype: torch.dtype) 
     parts = tuple(Part(weight_of(module), module.bias) for module in modules)
     if all(each.requires_grad for part in parts for each in part.tensors()):
         parts = _joined(parts)
-    return DenseWeight(tuple(Part(_dense(m).to(dtype), None if b is None else b.to(dtype)) for m, b in parts))
+    return DenseWeight(tuple(part.map(lambda tensor: tensor.to(dtype)) for part in parts))
 
 
 def weight_of(module: nn.Linear | Conv1D) -> Float[Tensor, "outputs inputs"]:
