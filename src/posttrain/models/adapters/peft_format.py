@@ -52,7 +52,7 @@ class SavedAdapter:
     folder: Path
     settings: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
-    """By the file's name of the layer (see `peft_names`) and of the matrix."""
+    """By the file's name of the layer (see `peft_name`) and of the matrix."""
 
     @property
     def base(self) -> str:
