@@ -10,6 +10,7 @@ from posttrain.options.task import SYSTEM, ArithmeticOptions, SentencesOptions
 from posttrain.records import Finish, Group
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.parsing.tags import answer_lines
+from posttrain.tasks import sentences_task
 from posttrain.tasks.arithmetic_task import (
     MANNERS,
     Addition,
@@ -192,9 +193,9 @@ def test_texts_are_whole_sentences_and_the_same_for_the_same_seed() -> None:
 
 
 def test_every_rule_of_the_grammar_is_used_and_no_symbol_is_without_one() -> None:
-    written = str(sentence_grammar.SUBJECTS) + str(sentence_grammar.RULES)
-    assert set(sentence_grammar.SYMBOL.findall(written)) == sentence_grammar.RULES.keys()
-    assert sentence_grammar.RULES.keys() >= sentence_grammar.LASTING
+    written = str(sentences_task.SUBJECTS) + str(sentences_task.RULES)
+    assert set(sentences_task.SYMBOL.findall(written)) == sentences_task.RULES.keys()
+    assert sentences_task.RULES.keys() >= sentences_task.LASTING
 
 
 def test_most_full_stops_of_the_texts_end_sentences_and_some_are_of_every_other_kind() -> None:
