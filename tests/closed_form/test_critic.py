@@ -9,17 +9,7 @@ import torch
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import RunError
 from posttrain.models.classifiers.heads import ValueHead
-from posttrain.training.credited_step import (
-    COMPLETION_KL,
-    EXPLAINED,
-    NO_STATE,
-    TOKEN_KL,
-    ActorCriticState,
-    after_step,
-    at_first,
-    restored,
-    state_json,
-)
+from posttrain.training.credited_step import COMPLETION_KL, EXPLAINED, TOKEN_KL, ActorCriticState, after_step
 from tests.support.refusals import refused
 
 KL = {"coefficient": 0.5, "estimator": "k1", "place": "reward"}
@@ -32,25 +22,29 @@ def ppo(**options: object):
 
 def test_a_critic_that_may_learn_alone_begins_so_and_other_rows_remember_nothing() -> None:
     grpo = build_algorithm({"name": "grpo"})
-    assert at_first(grpo, begun=False) == NO_STATE
-    assert state_json(NO_STATE, grpo) == {}
+    assert ActorCriticState.at_first(grpo, begun=False) == ActorCriticState()
+    assert ActorCriticState().as_json(grpo) == {}
     for options, fitted in (({"critic": {"fit_steps": 1}}, False), ({"critic": {"fit_steps": 0}}, True)):
-        assert at_first(ppo(**options), begun=False).fitted == fitted
-    assert at_first(ppo(baseline="none"), begun=False).fitted
-    assert at_first(ppo(kl=KL), begun=True) == ActorCriticState(kl_coefficient=0.5, begun=True, fitted=False)
+        assert ActorCriticState.at_first(ppo(**options), begun=False).fitted == fitted
+    assert ActorCriticState.at_first(ppo(baseline="none"), begun=False).fitted
+    assert ActorCriticState.at_first(ppo(kl=KL), begun=True) == ActorCriticState(
+        kl_coefficient=0.5, begun=True, fitted=False
+    )
 
 
 @pytest.mark.parametrize(("per", "expected"), [("sequence", 0.5 * 1.02), ("token", 0.5 * 0.98)])
 def test_the_coefficient_follows_the_kl_that_the_target_is_of(per: str, expected: float) -> None:
     """20 of 200 completions; the completion's KL is far above the target of 1 and the token's far below it."""
     algorithm = ppo(baseline="none", kl=KL, adaptive_kl={"target": 1.0, "per": per, "horizon": 200.0})
-    after = after_step(at_first(algorithm, begun=False), {COMPLETION_KL: 9.0, TOKEN_KL: 0.1}, 20, algorithm)
+    after = after_step(
+        ActorCriticState.at_first(algorithm, begun=False), {COMPLETION_KL: 9.0, TOKEN_KL: 0.1}, 20, algorithm
+    )
     assert after.kl_coefficient == pytest.approx(expected)
 
 
 def test_the_critic_learns_alone_until_it_explains_something_or_its_steps_are_over() -> None:
     algorithm = ppo(critic={"fit_steps": 2})
-    begun = at_first(algorithm, begun=False)
+    begun = ActorCriticState.at_first(algorithm, begun=False)
     assert after_step(begun, {EXPLAINED: 0.1}, 20, algorithm).fitted
     once = after_step(begun, {EXPLAINED: -0.1}, 20, algorithm)
     twice = after_step(once, {}, 20, algorithm)  # rewards that are all alike say nothing
@@ -72,17 +66,17 @@ def test_the_critic_learns_alone_until_it_explains_something_or_its_steps_are_ov
 )
 def test_a_checkpoint_that_does_not_say_what_was_remembered_is_refused(options: dict[str, object]) -> None:
     algorithm = ppo(**options)
-    first = at_first(algorithm, begun=False)
+    first = ActorCriticState.at_first(algorithm, begun=False)
     with refused("the checkpoint does not say what ppo remembered", error=RunError):
-        restored({}, first, algorithm)
-    for state in (first, NO_STATE, ActorCriticState(kl_coefficient=0.25, begun=True, fit_steps=1)):
-        assert restored(json.loads(json.dumps(state_json(state, algorithm))), first, algorithm) == state
+        first.restored({}, algorithm)
+    for state in (first, ActorCriticState(), ActorCriticState(kl_coefficient=0.25, begun=True, fit_steps=1)):
+        assert first.restored(json.loads(json.dumps(state.as_json(algorithm))), algorithm) == state
 
 
 def test_of_a_row_that_could_remember_nothing_a_checkpoint_need_not_speak() -> None:
     algorithm = ppo(baseline="none", kl=KL)
-    first = at_first(algorithm, begun=False)
-    assert restored({}, first, algorithm) == first
+    first = ActorCriticState.at_first(algorithm, begun=False)
+    assert first.restored({}, algorithm) == first
 
 
 def made(kind: str, seed: int = 0) -> ValueHead:

@@ -13,7 +13,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import ValueLossOptions, entropy_term, value_loss, value_term
 from posttrain.needs import Need
 from posttrain.training.credited_step import (
-    at_first,
+    ActorCriticState,
     credit_metrics,
     explained_variance,
     penalty_metrics,
@@ -303,7 +303,9 @@ def test_a_penalty_is_told_of_beside_a_critic_or_a_controller() -> None:
 
     def told(**options: object) -> dict[str, float]:
         algorithm = build_algorithm({**RAW, **options})
-        return credit_metrics(given, algorithm.credit(given), algorithm, at_first(algorithm, begun=False))
+        return credit_metrics(
+            given, algorithm.credit(given), algorithm, ActorCriticState.at_first(algorithm, begun=False)
+        )
 
     assert (told(kl=kl)["kl_coefficient"], told(kl=kl)["kl_completion"]) == (0.5, 0.5)
     assert told(kl=kl, baseline="none", adaptive_kl={"target": 1.0})["kl_coefficient"] == 0.5

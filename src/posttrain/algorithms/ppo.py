@@ -10,21 +10,14 @@ from annotated_types import Gt
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
+from posttrain.algorithms import terms
 from posttrain.algorithms.advantages import LEAST_DEVIATION, RewardScaling, leave_one_out, rewards_with_missing_stops
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.correction import Correction, corrected
 from posttrain.algorithms.credit import UNWHITENED, Credit, Evidence, Whitening
 from posttrain.algorithms.kl import AdaptiveKl
 from posttrain.algorithms.losses import WEIGHTINGS, ClipRange, NonNegative, Weighting, clipped_surrogate
-from posttrain.algorithms.terms import (
-    DEFAULT_VALUE_LOSS,
-    KlTerm,
-    ValueLossOptions,
-    entropy_term,
-    kl_term,
-    policy_term,
-    value_term,
-)
+from posttrain.algorithms.terms import DEFAULT_VALUE_LOSS, KlTerm, ValueLossOptions
 from posttrain.errors import UserError
 from posttrain.needs import Need
 from posttrain.options.algorithm import DEFAULT_CRITIC, CriticOptions
@@ -210,7 +203,7 @@ def ppo(
     if adaptive_kl is not None and (kl is None or kl.place != "reward" or kl.estimator != "k1"):
         raise UserError("adaptive_kl needs a KL in the reward: kl: {coefficient: .05, estimator: k1, place: reward}.")
     dual = max(LARGEST_RATIO, 1 + clip_high) if dual_clip is None else dual_clip
-    policy = policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high, dual=dual))
+    policy = terms.policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high, dual=dual))
     return Algorithm(
         name="ppo",
         credit=partial(
@@ -223,9 +216,9 @@ def ppo(
         ),
         terms=(
             corrected(policy, correction),
-            *([kl_term(kl)] if kl is not None and in_loss else []),
-            *([entropy_term(entropy_bonus)] if entropy_bonus else []),
-            *([value_term(value_loss)] if has_critic else []),
+            *([terms.kl_term(kl)] if kl is not None and in_loss else []),
+            *([terms.entropy_term(entropy_bonus)] if entropy_bonus else []),
+            *([terms.value_term(value_loss)] if has_critic else []),
         ),
         token_weights=WEIGHTINGS[token_weights],
         kl_penalty=None if in_loss else kl,

@@ -35,7 +35,7 @@ from posttrain.runs.prompt_preview import logged_lines
 from posttrain.runs.run_folder import METRICS
 from posttrain.runs.run_inputs import began_with
 from posttrain.training.collector import CollectedStep
-from posttrain.training.credited_step import SCALE, SHIFT, CreditedStep, restored
+from posttrain.training.credited_step import SCALE, SHIFT, CreditedStep
 from posttrain.training.critic import has_head, saved_options
 from posttrain.training.learner import Learner
 from posttrain.training.session import Session
@@ -90,7 +90,7 @@ class TracedRun:
         saved = load_latest(self.folder / "checkpoints") if (self.folder / "checkpoints").is_dir() else None
         if saved is None or config.algorithm != self.algorithm:
             return
-        learner.actor_critic_state = restored(saved.state, learner.actor_critic_state, algorithm)
+        learner.actor_critic_state = learner.actor_critic_state.restored(saved.state, algorithm)
         if learner.reference is not None and "reference" in saved.tensors:
             learner.reference.restore(saved.tensors["reference"])
 

@@ -55,36 +55,26 @@ class ActorCriticState:
     fit_steps: int = 0
     """Steps in which only the critic learned."""
 
+    @classmethod
+    def at_first(cls, algorithm: Algorithm, *, begun: bool) -> "ActorCriticState":
+        penalty, critic = algorithm.kl_penalty, algorithm.critic
+        coefficient = 0.0 if penalty is None else penalty.coefficient
+        return cls(kl_coefficient=coefficient, begun=begun, fitted=critic is None or critic.fit_steps == 0)
 
-NO_STATE = ActorCriticState()
-"""The state of algorithms without a critic, a KL in the reward or scaled rewards."""
+    def as_json(self, algorithm: Algorithm) -> dict[str, object]:
+        """What a checkpoint holds: nothing without a critic, an adaptive KL or scaled rewards."""
+        remembers = algorithm.critic or algorithm.adaptive_kl or algorithm.reward_scaling
+        return {} if remembers is None else {STATE: asdict(self)}
 
-
-def remembers(algorithm: Algorithm) -> bool:
-    return algorithm.critic is not None or algorithm.adaptive_kl is not None or algorithm.reward_scaling is not None
-
-
-def state_json(state: ActorCriticState, algorithm: Algorithm) -> dict[str, object]:
-    return {STATE: asdict(state)} if remembers(algorithm) else {}
-
-
-def at_first(algorithm: Algorithm, *, begun: bool) -> ActorCriticState:
-    penalty, critic = algorithm.kl_penalty, algorithm.critic
-    return ActorCriticState(
-        kl_coefficient=0.0 if penalty is None else penalty.coefficient,
-        begun=begun,
-        fitted=critic is None or critic.fit_steps == 0,
-    )
-
-
-def restored(saved: Mapping[str, object], at_first: ActorCriticState, algorithm: Algorithm) -> ActorCriticState:
-    """The state in a checkpoint.  Raises RunError where it lacks one that steps may have changed."""
-    found = saved.get(STATE)
-    if isinstance(found, Mapping):
-        return ActorCriticState(**{**found, "rewards": RewardStatistics(**found["rewards"])})
-    if remembers(algorithm):
-        raise RunError(f"the checkpoint does not say what {algorithm.name} remembered of steps.  Begin the run again.")
-    return at_first
+    def restored(self, saved: Mapping[str, object], algorithm: Algorithm) -> "ActorCriticState":
+        """The state in a checkpoint.  Raises RunError where it lacks one that steps may have changed."""
+        found = saved.get(STATE)
+        if isinstance(found, Mapping):
+            return ActorCriticState(**{**found, "rewards": RewardStatistics(**found["rewards"])})
+        if self.as_json(algorithm):
+            told = f"the checkpoint does not say what {algorithm.name} remembered of steps"
+            raise RunError(f"{told}.  Begin the run again.")
+        return self
 
 
 def after_step(
@@ -186,7 +176,7 @@ class CreditedStep:
     """Process rewards and KL penalties of single tokens; None without any."""
     process_rewards: Float64[Tensor, " token"] | None = None
     """Process rewards only; NaN where no step ends."""
-    next_state: ActorCriticState = NO_STATE
+    next_state: ActorCriticState = field(default_factory=ActorCriticState)
     """The state of the run after the updates of this step."""
 
 

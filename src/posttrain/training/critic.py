@@ -56,7 +56,7 @@ class Critic:
             if not has_head(options.path):
                 raise UserError(
                     f"{where}: holds no {HEAD_FILE}, and the head reads the policy here (critic.trunk).  Give the"
-                    " RUN/critic of a run, or set trunk = own to read the folder's model, such as a reward model."
+                    " folder RUN/critic of a run, or set trunk = own to read a folder's model, such as a reward model."
                 )
             if (Path(options.path) / "config.json").is_file():
                 raise UserError(

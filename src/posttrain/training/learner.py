@@ -26,15 +26,7 @@ from posttrain.runs.rollout_file import read_rollouts, stored_steps
 from posttrain.runs.tensor_state import Tensors
 from posttrain.training import optimizer
 from posttrain.training.collector import CollectedStep
-from posttrain.training.credited_step import (
-    EXPLAINED,
-    CreditedStep,
-    StepModels,
-    at_first,
-    credited_step,
-    restored,
-    state_json,
-)
+from posttrain.training.credited_step import EXPLAINED, ActorCriticState, CreditedStep, StepModels, credited_step
 from posttrain.training.critic import CRITIC, Critic
 from posttrain.training.metrics import UpdateReport, kl_limit
 from posttrain.training.reference import Reference, Teacher, UncopiedPolicy, named_reference, reference_of, teacher_of
@@ -83,7 +75,7 @@ class Learner:
         self.passes = settings.update.passes(algorithm.passes)
         self.critic = None if algorithm.critic is None else Critic(policy, algorithm.critic, seed=settings.seed)
         begun = self.critic is not None and self.critic.begun
-        self.actor_critic_state = at_first(algorithm, begun=begun)
+        self.actor_critic_state = ActorCriticState.at_first(algorithm, begun=begun)
         self.own_optimizer = own_optimizer
         if self.critic is not None and own_optimizer is not None:
             raise UserError(
@@ -250,7 +242,7 @@ class Learner:
         return saved
 
     def state(self) -> dict[str, object]:
-        return state_json(self.actor_critic_state, self.algorithm)
+        return self.actor_critic_state.as_json(self.algorithm)
 
     def require_context(self, longest: int) -> None:
         """Refuse a reference, teacher or critic that cannot read the longest completion."""
@@ -279,7 +271,7 @@ class Learner:
             self.reference.restore(saved.tensors["reference"])
         if self.critic is not None:
             self.critic.restore(saved.tensors[CRITIC])
-        self.actor_critic_state = restored(saved.state, self.actor_critic_state, self.algorithm)
+        self.actor_critic_state = self.actor_critic_state.restored(saved.state, self.algorithm)
         run = saved.state["run"]
         assert isinstance(run, Mapping)
         self.num_updates = run["num_updates"]

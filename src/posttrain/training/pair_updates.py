@@ -13,15 +13,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.algorithms.preference_losses import (
-    OfPairs,
-    PairObjective,
-    bradley_terry,
-    centring,
-    implicit_rewards,
-    log_ratios,
-    ranked_right,
-)
+from posttrain.algorithms import preference_losses
+from posttrain.algorithms.preference_losses import OfPairs, PairObjective
 from posttrain.batch import packed
 from posttrain.errors import RunError
 from posttrain.models.classifiers.heads import TextScorer
@@ -135,9 +128,9 @@ def accumulate_scores(
             scores = scores_of_pairs(scorer, some)
         require_finite_scores(scores, some)
         chosen, rejected = scores
-        losses = bradley_terry(chosen, rejected, margins[rows].to(scores.device))
+        losses = preference_losses.bradley_terry(chosen, rejected, margins[rows].to(scores.device))
         if options.center_coefficient:
-            losses = losses + options.center_coefficient * centring(chosen, rejected)
+            losses = losses + options.center_coefficient * preference_losses.centring(chosen, rejected)
         loss = (weights[rows].to(scores.device) * losses).sum()
         loss.backward()
         total += loss.item()
@@ -186,12 +179,14 @@ class MeasuredPairs:
     @classmethod
     def of(cls, objective: PairObjective, policy: OfPairs, reference: OfPairs, lengths: OfPairs) -> "MeasuredPairs":
         """Those of log-probs of whole answers, in nats, float64; `lengths` are the answers' sampled tokens."""
-        ratios = log_ratios(policy, reference)
-        rewards = implicit_rewards(ratios, beta=objective.beta)
-        compared = implicit_rewards(objective.log_ratios(policy, reference, lengths), beta=objective.beta)
+        ratios = preference_losses.log_ratios(policy, reference)
+        rewards = preference_losses.implicit_rewards(ratios, beta=objective.beta)
+        compared = preference_losses.implicit_rewards(
+            objective.log_ratios(policy, reference, lengths), beta=objective.beta
+        )
         rounding = ROUNDING * (policy.chosen.abs() + policy.rejected.abs())  # no pair is right before any update
         columns = {
-            "pairs/accuracy": ranked_right(compared),
+            "pairs/accuracy": preference_losses.ranked_right(compared),
             "pairs/margin": compared.chosen - compared.rejected,
             "rewards/accuracies": (ratios.chosen - ratios.rejected > rounding).double(),
             "rewards/margins": rewards.chosen - rewards.rejected,

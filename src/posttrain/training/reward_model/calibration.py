@@ -23,16 +23,9 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from posttrain.records import Preference
+from posttrain.runs import intervals
 from posttrain.runs.curves import GREEN, GREY, ORANGE, draw_measure, dress, series
 from posttrain.runs.files import read_metrics, save_figure
-from posttrain.runs.intervals import (
-    RESAMPLES,
-    Interval,
-    jeffreys_interval,
-    percentiles,
-    resampled_sums,
-    share_of_pairs_interval,
-)
 from posttrain.training.pair_updates import PairScores
 
 WITH_INTERVAL = ("loss", "accuracy", "margin")
@@ -53,7 +46,7 @@ class CalibrationBin:
     """Mean predicted probability of the answer that scores higher."""
     right: float
     """Share of pairs where that one was preferred."""
-    right_interval: Interval
+    right_interval: intervals.Interval
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -72,13 +65,13 @@ class HeldOutPairs:
     num_pairs: int
     loss: float
     """Mean -log σ(r_chosen - r_rejected), without margins and centring, in nats; log 2 = 0.693 for equal scores."""
-    loss_interval: Interval
+    loss_interval: intervals.Interval
     accuracy: float
     """Share of pairs whose chosen answer scores higher."""
-    accuracy_interval: Interval
+    accuracy_interval: intervals.Interval
     margin: float
     """Mean r_chosen - r_rejected."""
-    margin_interval: Interval
+    margin_interval: intervals.Interval
     mean_reward: float
     reward_std: float
     """Population deviation of all scores."""
@@ -98,8 +91,8 @@ class HeldOutPairs:
 
     def summary(self) -> dict[str, object]:
         found = {name: getattr(self, name) for name in ("num_pairs", *WITH_INTERVAL, *CALIBRATION, *OF_SCORES)}
-        intervals = {f"{name}_interval": list(getattr(self, f"{name}_interval")) for name in WITH_INTERVAL}
-        return {**found, **intervals, "calibration": [each.as_json() for each in self.bins]}
+        ends = {f"{name}_interval": list(getattr(self, f"{name}_interval")) for name in WITH_INTERVAL}
+        return {**found, **ends, "calibration": [each.as_json() for each in self.bins]}
 
 
 def held_out_pairs(scores: PairScores, pairs: Sequence[Preference], num_bins: int) -> HeldOutPairs:
@@ -121,17 +114,19 @@ def held_out_pairs(scores: PairScores, pairs: Sequence[Preference], num_bins: in
     columns = np.concatenate([*parts.values()], axis=1)
     ends = np.cumsum([part.shape[1] for part in parts.values()])[:-1]
     sums = Sums(dict(zip(parts, np.split(columns.sum(axis=0, keepdims=True), ends, axis=1), strict=True)))
-    resampled = resampled_sums(prompts, columns)
+    resampled = intervals.resampled_sums(prompts, columns)
     drawn = Sums(dict(zip(parts, np.split(resampled, ends, axis=1), strict=True)))
     by_chance = errors_by_chance(confidence, bin_of(confidence, num_bins))
     return HeldOutPairs(
         num_pairs=len(pairs),
         loss=float(sums.mean("loss")[0]),
-        loss_interval=percentiles(drawn.mean("loss")),
+        loss_interval=intervals.percentiles(drawn.mean("loss")),
         accuracy=float(right.mean()),
-        accuracy_interval=share_of_pairs_interval(prompts, float(right.mean()), percentiles(drawn.mean("accuracy"))),
+        accuracy_interval=intervals.share_of_pairs_interval(
+            prompts, float(right.mean()), intervals.percentiles(drawn.mean("accuracy"))
+        ),
         margin=float(sums.mean("margin")[0]),
-        margin_interval=percentiles(drawn.mean("margin")),
+        margin_interval=intervals.percentiles(drawn.mean("margin")),
         mean_reward=float(both.mean()),
         reward_std=float(both.std()),
         calibration_error=float(sums.calibration_error()[0]),
@@ -144,7 +139,7 @@ def held_out_pairs(scores: PairScores, pairs: Sequence[Preference], num_bins: in
                 num_pairs=round(count),
                 confidence=float(sums.of["confidence_in_bin"][0, which]) / count,
                 right=(share := float(sums.of["right_in_bin"][0, which]) / count),
-                right_interval=jeffreys_interval(share, round(count)),
+                right_interval=intervals.jeffreys_interval(share, round(count)),
             )
             for which, count in enumerate(sums.of["in_bin"][0].tolist())
             if count
@@ -176,8 +171,8 @@ def errors_by_chance(
 
     The same confidences give the same numbers.
     """
-    random, gaps = np.random.default_rng(0), np.empty(RESAMPLES)
-    for number in range(RESAMPLES):  # one at a time, as pairs may be many
+    random, gaps = np.random.default_rng(0), np.empty(intervals.RESAMPLES)
+    for number in range(intervals.RESAMPLES):  # one at a time, as pairs may be many
         right = np.where(confidence > 0.5, random.random(len(confidence)) < confidence, 0.5)
         gaps[number] = np.abs(np.bincount(bins, right - confidence)).sum()
     found: ndarray = gaps / len(confidence)
