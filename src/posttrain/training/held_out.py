@@ -16,8 +16,9 @@ from posttrain.runs.harness import Harness
 from posttrain.runs.progress import Clock, Progress
 from posttrain.runs.reports import HELD_OUT, REWARD, SCORE, EvaluationReport, ScoredCompletions, headline
 from posttrain.tasks.base import Probe, Reading, Task
+from posttrain.tasks.dataset import Rows
 from posttrain.training.evaluation import Questions, brief_evaluation, full_evaluation, num_completions
-from posttrain.training.session import CallerObjects, Rewards, Rows, Session, open_session
+from posttrain.training.session import CallerObjects, Rewards, Session, open_session
 
 SHOWN = 3
 """Held-out problems whose completions are shown before and after."""

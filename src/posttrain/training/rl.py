@@ -25,6 +25,7 @@ from posttrain.runs.tracker import require_trackers
 from posttrain.runs.watchers import RewardGuard, SamplerGuard, Watcher
 from posttrain.schemas import did_you_mean
 from posttrain.tasks.base import Task
+from posttrain.tasks.dataset import Rows
 from posttrain.training import report
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.credited_step import CreditedStep
@@ -33,15 +34,13 @@ from posttrain.training.held_out import evaluate_when_due, held_out_score, measu
 from posttrain.training.learner import earlier_rollouts, warm_start
 from posttrain.training.metrics import UpdateReport, step_metrics, step_tokens, update_metrics
 from posttrain.training.session import (
-    NOTHING_BROUGHT,
+    NO_CALLER,
     CallerObjects,
     Rewards,
-    Rows,
     Session,
     StartOptions,
     inputs_of,
     open_session,
-    require_prompts_and_rows,
     require_training_by_reward,
 )
 from posttrain.training.trained import RunState
@@ -122,7 +121,7 @@ def make_ready(session: Session) -> None:
     """Refuse what cannot be trained, and warn of memory before anything is sampled, which might exhaust it."""
     config = session.config
     config.require_suits(session.algorithm)
-    require_prompts_and_rows(session)
+    session.require_prompts_and_rows()
     config.require_room(session.longest_prompt_tokens)
     longest = session.longest_prompt_tokens + config.rollout.max_completion_tokens
     session.learner.require_context(min(longest, session.policy.max_positions))  # where completions end at the latest
@@ -282,9 +281,7 @@ def resume_run(session: Session, harness: Harness) -> list[str]:
     return notes
 
 
-def show_rl_plan(
-    config: Config, caller: CallerObjects = NOTHING_BROUGHT, *, show_prompts: int = 1, recipe: str = ""
-) -> None:
+def show_rl_plan(config: Config, caller: CallerObjects = NO_CALLER, *, show_prompts: int = 1, recipe: str = "") -> None:
     """Print the plan of a run and the seconds of one step whose gradient is thrown away; train nothing.
 
     Shows `show_prompts` prompts of that step with a completion and its scores.  `recipe` is its name in the plan.

@@ -33,6 +33,7 @@ from posttrain.runs.reports import LEFT_OUT
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task, as_reward_functions, held_out_prompts, longest_prompts, task_probes, task_rewards
+from posttrain.tasks.dataset import Rows
 from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
@@ -40,7 +41,6 @@ from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.trained import RunState, Trained, policy_of_run
 
-Rows = Iterable[Mapping[str, object]]
 Reward = Callable[..., object] | RewardFunction
 """A function, or a `reward_function` of one, with a name and a weight."""
 Rewards = Reward | str | Sequence[Reward | str]
@@ -88,7 +88,7 @@ class CallerObjects:
                 object.__setattr__(self, name, list(rows))
 
 
-NOTHING_BROUGHT = CallerObjects()
+NO_CALLER = CallerObjects()
 """Of a command, which has everything in the config."""
 
 
@@ -216,8 +216,16 @@ class Session:
             counts=LEFT_OUT in state.before,
         )
 
+    def require_prompts_and_rows(self) -> None:
+        """Refuse prompts that leave no room for a completion, and rows that no reward can score."""
+        prompts = [*longest_prompts(self.task), *self.questions().prompts]
+        for prompt in prompts:
+            require_room_for(prompt, self.engine)
+        self.longest_prompt_tokens = max(len(prompt.tokens) for prompt in prompts)
+        require_sound_rows(self)
 
-def open_session(config: Config, caller: CallerObjects = NOTHING_BROUGHT, *, inference: bool = False) -> Session:
+
+def open_session(config: Config, caller: CallerObjects = NO_CALLER, *, inference: bool = False) -> Session:
     """Load the model and make everything else that the caller does not bring; `inference` trains nothing."""
     require_training_by_reward(config)
     config = resolved_config(config, adapter=None if caller.policy is None else trains_adapter(caller.policy.model))
@@ -335,15 +343,6 @@ def rewards_of(config: Config, caller: CallerObjects, task: Task, policy: Policy
         for model in reward_models_in(function.call):
             model.require_apart(policy.model)
     return with_distinct_names(rewards)
-
-
-def require_prompts_and_rows(session: Session) -> None:
-    """Refuse prompts that leave no room for a completion, and rows that no reward can score."""
-    prompts = [*longest_prompts(session.task), *session.questions().prompts]
-    for prompt in prompts:
-        require_room_for(prompt, session.engine)
-    session.longest_prompt_tokens = max(len(prompt.tokens) for prompt in prompts)
-    require_sound_rows(session)
 
 
 def require_sound_rows(session: Session) -> None:

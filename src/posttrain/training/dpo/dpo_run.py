@@ -26,7 +26,7 @@ from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.tensor_state import Tensors
 from posttrain.runs.watchers import Watcher
 from posttrain.tasks.base import Task
-from posttrain.tasks.dataset import count_text
+from posttrain.tasks.dataset import Rows, count_text
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.tasks.row_files.rows import GivenRows
 from posttrain.training import held_out
@@ -38,17 +38,7 @@ from posttrain.training.fit_session import FitSession, pairs_of_rows
 from posttrain.training.metrics import step_metrics
 from posttrain.training.optimizer import OwnOptimizer, require_all_trained
 from posttrain.training.reference import Reference, UncopiedPolicy
-from posttrain.training.session import (
-    NOTHING_BROUGHT,
-    CallerObjects,
-    Rewards,
-    Rows,
-    Session,
-    StartOptions,
-    inputs_of,
-    open_session,
-    require_prompts_and_rows,
-)
+from posttrain.training.session import NO_CALLER, CallerObjects, Rewards, Session, StartOptions, inputs_of, open_session
 from posttrain.training.trained import policy_of_run
 
 PARTS = ("prompt", "chosen", "rejected")
@@ -318,12 +308,12 @@ def show_dpo_plan(config: DpoConfig) -> None:
 
 @contextmanager
 def open_dpo(
-    config: DpoConfig, caller: CallerObjects = NOTHING_BROUGHT, reference: Reference | None = None
+    config: DpoConfig, caller: CallerObjects = NO_CALLER, reference: Reference | None = None
 ) -> Iterator[FitSession[Preference]]:
     """Load the model, and read all pairs or open the session that samples and scores them."""
     if config.dpo.rounds:
         with open_session(config.sampling_half(), caller) as session:
-            require_prompts_and_rows(session)
+            session.require_prompts_and_rows()
             rounds = RoundPairs(config, session, reference)
             yield FitSession(config, session.model_name, rounds, rounds, own_optimizer=caller.optimizer)
         return
