@@ -35,53 +35,26 @@ from tests.support.families import (
     randomise,
 )
 
+SIZES = {
+    1: "n_group topk_group encoder_layers first_k_dense_replace mamba_n_groups depth",
+    2: "decoder_layers num_layers n_layer index_n_heads",
+    4: "head_dim n_routed_experts num_local_experts decoder_attention_heads encoder_attention_heads "
+    "num_heads n_head attention_heads kv_channels mamba_n_heads mamba_d_state state_size ssm_state_size "
+    "hc_lowrank index_head_dim",
+    8: "chunk_size mamba_chunk_size mamba_d_head",
+    16: "d_model n_embd shared_expert_intermediate_size embed_dim image_size out_hidden_size",
+    24: "ffn_dim decoder_ffn_dim encoder_ffn_dim ffn_hidden_size",
+    64: "n_positions",
+}
+"""Options of each size, by the names that configs have for them."""
 SMALL: dict[str, Any] = {
     **COMMON,
     **MOE,
     **LATENT,
     **{name: value for name, value in LINEAR.items() if name != "layer_types"},
-    "head_dim": 4,
-    "n_routed_experts": 4,
-    "num_local_experts": 4,
-    "n_group": 1,
-    "topk_group": 1,
     "sliding_window": WINDOW,
-    "d_model": 16,
-    "ffn_dim": 24,
-    "decoder_layers": 2,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 24,
-    "encoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 24,
-    "num_layers": 2,
-    "num_heads": 4,
-    "n_embd": 16,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-    "attention_heads": 4,
-    "first_k_dense_replace": 1,
-    "shared_expert_intermediate_size": 16,
-    "ffn_hidden_size": 24,
-    "kv_channels": 4,
-    "chunk_size": 8,
-    "mamba_chunk_size": 8,
-    "mamba_n_heads": 4,
-    "mamba_d_head": 8,
-    "mamba_d_state": 4,
-    "mamba_n_groups": 1,
-    "state_size": 4,
-    "ssm_state_size": 4,
-    "hc_lowrank": 4,
-    "index_n_heads": 2,
-    "index_head_dim": 4,
-    "depth": 1,
-    "embed_dim": 16,
-    "image_size": 16,
-    "out_hidden_size": 16,
 }
-"""Options by the names that configs have for them."""
+SMALL |= {name: size for size, names in SIZES.items() for name in names.split()}
 
 
 def part(kind: str, **changes: Any) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from posttrain.training.session import StartOptions
 from posttrain.training.sft.learned_rows import CountdownDemonstrations, DemonstrationSet
 from posttrain.training.sft.sft_run import SftObjective
 from tests.support import tiny
+from tests.support.runs import lines_of
 from tests.support.tiny import some_prompts, tiny_policy, tokenizer
 
 UNSCORED = 7
@@ -142,7 +143,7 @@ def run_by_reward(name: str, folder: Path) -> dict[str, Any]:
     functions = [reward_function(call, weight=weight) for call, weight in REWARDS[name]]
     run = rl.train(config(folder, **RUNS[name]), policy=policy, task=TokenTask(), rewards=functions)
     kept = {key: run.summary[key] for key in ("before", "after", "tokens")}
-    return {**kept, "metrics": metrics(folder), "rollouts": rollouts(folder), "weights": checksum(policy.model)}
+    return {**kept, "metrics": lines_of(folder), "rollouts": rollouts(folder), "weights": checksum(policy.model)}
 
 
 def supervised_run(folder: Path) -> dict[str, Any]:
@@ -178,14 +179,7 @@ def supervised_run(folder: Path) -> dict[str, Any]:
         fit(session, harness)
     summary = json.loads((folder / "summary.json").read_text())
     kept = {key: summary[key] for key in ("eval_loss", "best_eval_loss", "tokens", "examples")}
-    return {**kept, "metrics": metrics(folder), "weights": checksum(policy.model)}
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl without what the clock says."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("step_time", "tokens_per_second", "seconds/")
-    return [{name: value for name, value in line.items() if not name.startswith(timed)} for line in lines]
+    return {**kept, "metrics": lines_of(folder), "weights": checksum(policy.model)}
 
 
 def rollouts(folder: Path) -> list[dict[str, Any]]:
