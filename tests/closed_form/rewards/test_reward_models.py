@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 
 from posttrain.config import as_recipe, load_recipe
 from posttrain.models.classifiers.last_token_scores import EXACT, ROUNDED, agrees
@@ -34,38 +35,35 @@ def answer(text: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": text}]
 
 
-def test_a_plain_prompt_and_its_completion_are_one_text(reward: RewardModel) -> None:
+SPOKEN = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+OPENS = "{% for m in messages %}{{ m.content }}/{% endfor %}{% if add_generation_prompt %}next{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "read"),
+    [
+        ("", "[system]s<|end|>[user]q<|end|>[assistant]a<|end|>"),  # the reward model's own
+        ("{% for m in messages %}{{ m.content }}/{% endfor %}", "s/q/a/"),  # one of a file takes its place
+        (OPENS, "s/q/a/"),  # which opens no answer after the one that is scored
+    ],
+)
+def test_a_conversation_goes_through_a_template(folder: Path, tmp_path: Path, template: str, read: str) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text(template)
+    text = RewardModel(folder, label=0, **{"chat_template": str(file)} if template else {}).text
+    assert text.tokenizer.decode(text.tokens(SPOKEN, answer("a"))) == read
+
+
+def test_a_plain_prompt_and_its_completion_are_one_text_with_special_tokens_once(reward: RewardModel) -> None:
     tokenizer = reward_tokenizer()
     assert reward.text.tokens("Use all of ", "them.") == tokenizer("Use all of them.")["input_ids"]
-
-
-def test_special_tokens_that_the_reward_model_s_tokenizer_adds_to_a_text_are_there_once() -> None:
-    tokenizer = reward_tokenizer()
-    tokenizer.bos_token = "<|end|>"
-    tokenizer.add_bos_token = True
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<|end|> $A", special_tokens=[("<|end|>", 0)]
-    )
-    plain = RewardModel(classifier(), tokenizer=tokenizer).text.tokens("a", "b")
-    chat = RewardModel(classifier(), tokenizer=tokenizer).text.tokens([{"role": "user", "content": "a"}], answer("b"))
-    assert plain.count(0) == 1
-    assert plain[0] == 0
+    tokenizer.bos_token, tokenizer.add_bos_token = "<|end|>", True
+    once = TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", 0)])
+    tokenizer.backend_tokenizer.post_processor = once
+    text = RewardModel(classifier(), tokenizer=tokenizer).text
+    plain, chat = text.tokens("a", "b"), text.tokens([{"role": "user", "content": "a"}], answer("b"))
+    assert (plain.count(0), plain[0]) == (1, 0)
     assert tokenizer.decode(chat) == "[user]a<|end|>[assistant]b<|end|>"  # what the template writes, and nothing else
-
-
-def test_a_conversation_goes_through_the_reward_model_s_own_template(reward: RewardModel) -> None:
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
-    read = reward.text.tokenizer.decode(reward.text.tokens(messages, answer("a")))
-    assert read == "[system]s<|end|>[user]q<|end|>[assistant]a<|end|>"
-
-
-def test_the_template_opens_no_answer_after_the_one_that_is_scored(folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "template.jinja"
-    file.write_text("{% for m in messages %}{{ m.content }}/{% endfor %}{% if add_generation_prompt %}next{% endif %}")
-    read = RewardModel(folder, label=0, chat_template=str(file)).text
-    assert read.tokenizer.decode(read.tokens([{"role": "user", "content": "q"}], answer("a"))) == "q/a/"
 
 
 def test_of_special_tokens_that_begin_alike_the_longest_is_spelt_out_first() -> None:
@@ -77,13 +75,6 @@ def test_of_special_tokens_that_begin_alike_the_longest_is_spelt_out_first() -> 
     assert [text for text in read.special if "end" in text] == ["<|end|>>", "<|end|>"]
 
 
-def test_a_template_of_a_file_takes_the_place_of_the_model_s_own(folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "template.jinja"
-    file.write_text("{% for m in messages %}{{ m.content }}/{% endfor %}")
-    read = RewardModel(folder, label=0, chat_template=str(file)).text
-    assert read.tokenizer.decode(read.tokens([{"role": "user", "content": "q"}], answer("a"))) == "q/a/"
-
-
 def test_a_conversation_without_a_template_is_refused_with_what_helps(tmp_path: Path) -> None:
     reward = RewardModel(reward_folder(tmp_path, chat=False))
     with refused("chat_template"):
@@ -93,6 +84,11 @@ def test_a_conversation_without_a_template_is_refused_with_what_helps(tmp_path: 
 def test_the_label_is_named_or_counted(folder: Path) -> None:
     by = {label: RewardModel(folder, label=label)(prompts=["a"], completions=["b"]) for label in ("helpful", 1, 0)}
     assert by["helpful"] == by[1] != by[0]
+    assert RewardModel(classifier(labels=("only",)), tokenizer=reward_tokenizer()).label == 0  # one number needs none
+    with refused("tokenizer=..."):
+        RewardModel(classifier())
+    with refused("dtype = bfloat16"):
+        RewardModel(classifier(), tokenizer=reward_tokenizer(), dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -107,10 +103,6 @@ def test_the_label_is_named_or_counted(folder: Path) -> None:
 def test_a_label_that_there_is_not_is_told_with_those_that_there_are(folder, label, says) -> None:
     with refused(says):
         RewardModel(folder, label=label)
-
-
-def test_one_number_needs_no_label(tmp_path: Path) -> None:
-    assert RewardModel(reward_folder(tmp_path, labels=("only",))).label == 0
 
 
 def test_a_text_that_is_too_long_is_an_error_before_anything_is_computed(folder: Path) -> None:
@@ -146,21 +138,21 @@ def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
     assert random[0] == random[1] != [0.0]
 
 
-def test_a_head_that_nobody_trained_is_refused_by_name(tmp_path: Path) -> None:
-    reward_folder(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    save_file({name: each for name, each in weights.items() if name != "score.weight"}, tmp_path / "model.safetensors")
-    with refused("score.weight"):
-        RewardModel(tmp_path)
-    assert RewardModel(tmp_path, untrained_head=True).label == 0
-
-
-def test_a_body_that_is_not_whole_is_refused_in_any_case(tmp_path: Path) -> None:
-    reward_folder(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    save_file({name: each for name, each in weights.items() if "layers.1" not in name}, tmp_path / "model.safetensors")
-    with refused("weights of a Qwen3ForSequenceClassification are missing"):
-        RewardModel(tmp_path, untrained_head=True)
+@pytest.mark.parametrize(
+    ("missing", "says", "untrained"),
+    [
+        ("score.weight", "score.weight", True),  # a head that nobody trained
+        ("layers.1", "weights of a Qwen3ForSequenceClassification are missing", False),  # a body that is not whole
+    ],
+)
+def test_weights_that_are_missing_are_refused_unless_they_are_those_of_the_head(
+    missing: str, says: str, untrained: bool, tmp_path: Path
+) -> None:
+    file = reward_folder(tmp_path) / "model.safetensors"
+    save_file({name: each for name, each in load_file(file).items() if missing not in name}, file)
+    with refused(says):
+        RewardModel(tmp_path, untrained_head=not untrained)
+    assert not untrained or RewardModel(tmp_path, untrained_head=True).label == 0
 
 
 def broken(folder: Path, how: str) -> Path:
@@ -199,13 +191,6 @@ def test_each_kind_of_folder_that_cannot_score_is_told_as_what_it_is(tmp_path: P
     with refused(says) as raised:
         RewardModel(broken(tmp_path / "rm", how))
     assert str(raised.value).startswith("rewards: model = ")
-
-
-def test_an_object_needs_its_tokenizer_and_no_word_on_how_it_is_loaded() -> None:
-    with refused("tokenizer=..."):
-        RewardModel(classifier())
-    with refused("dtype = bfloat16"):
-        RewardModel(classifier(), tokenizer=reward_tokenizer(), dtype="bfloat16")
 
 
 def test_in_a_recipe_and_in_a_flag_it_is_named_by_its_folder(folder: Path) -> None:
