@@ -6,14 +6,23 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    ViTConfig,
+)
 
 from posttrain.generation.sampling import ENTRIES_AT_ONCE
 from posttrain.models.forward import Completions
 from posttrain.models.memory import memory_parts as parts
 from posttrain.models.memory.memory_parts import BFLOAT16, MemorySetup, largest_micro_batch
 from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save, changes_until_it_fits
-from posttrain.models.memory.model_shape import config_shape
+from posttrain.models.memory.model_shape import ModelShape, config_shape
 from posttrain.models.policy import as_policy
 from posttrain.runs.planned_memory import MachineMemory, compared_setups, memory_line, memory_warning
 from tests.support.refusals import refused
@@ -90,44 +99,42 @@ def test_the_courses_column_is_ours_but_for_the_critics_gradient() -> None:
     assert parts.critic_bytes(LLAMA, of_adapter) == 16 * 4097 + 16 * parts.trained_parameters(LLAMA, of_adapter)
 
 
-def test_full_training_in_float32_is_sixteen_bytes_a_parameter() -> None:
-    plan = MemoryPlan(QWEN, MemorySetup())
-    assert (
-        plan.parts["always"]["weights"] + plan.parts["always"]["optimizer"] + plan.parts["updating"]["gradients"]
-        == 16 * QWEN.parameters
-    )
+ADAPTED = MemorySetup().with_adapter(16)
+# Of Qwen2.5-0.5B, layer by layer: q and o 896+896, k and v 896+128, gate, up and down 896+4864, times the rank.
+ADAPTER = 24 * 16 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864))
+HALVED = MemorySetup(reference=True, compute_bytes=2)
 
 
-def test_a_reference_is_a_copy_but_not_under_an_adapter() -> None:
-    setup = MemorySetup(reference=True)
-    assert parts.reference(QWEN, setup) == 4 * QWEN.parameters
-    assert parts.reference(QWEN, setup.with_adapter(16)) == 0
-
-
-def test_a_copy_holds_linear_layers_in_the_type_of_products_where_the_quick_pass_is_taken() -> None:
-    """Qwen's embedding is its output matrix and stays in float32; Llama's output matrix is one of the linear layers."""
-    setup = MemorySetup(reference=True, compute_bytes=2)
-    assert parts.reference(QWEN, setup) == 4 * QWEN.parameters - 2 * QWEN.linear_parameters
-    assert parts.reference(LLAMA, setup) == 4 * LLAMA.parameters - 2 * (LLAMA.linear_parameters + 128_256 * 4096)
-    assert parts.reference(QWEN, replace(setup, shared_prompt=False)) == 4 * QWEN.parameters
-
-
-def test_an_adapters_parameters_are_rank_times_inputs_plus_outputs() -> None:
-    """Of Qwen2.5-0.5B, layer by layer: q and o 896+896, k and v 896+128, gate, up and down 896+4864."""
-    expected = 24 * 16 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864))
-    setup = MemorySetup().with_adapter(16)
-    assert parts.trained_parameters(QWEN, setup) == expected
-    assert parts.gradients(QWEN, setup) == 4 * expected
-    assert parts.optimizer(QWEN, setup) == 8 * expected
+@pytest.mark.parametrize(
+    ("part", "shape", "setup", "expected"),
+    [
+        # Full training in float32 is sixteen bytes a parameter.
+        (parts.weights, QWEN, MemorySetup(), 4 * QWEN.parameters),
+        (parts.gradients, QWEN, MemorySetup(), 4 * QWEN.parameters),
+        (parts.optimizer, QWEN, MemorySetup(), 8 * QWEN.parameters),
+        (parts.trained_parameters, QWEN, ADAPTED, ADAPTER),
+        (parts.gradients, QWEN, ADAPTED, 4 * ADAPTER),
+        (parts.optimizer, QWEN, ADAPTED, 8 * ADAPTER),
+        # A reference is a copy, but not under an adapter.
+        (parts.reference, QWEN, MemorySetup(reference=True), 4 * QWEN.parameters),
+        (parts.reference, QWEN, replace(ADAPTED, reference=True), 0),
+        # A copy holds linear layers in the type of products where the quick pass is taken.  Qwen's embedding is its
+        # output matrix and stays in float32; Llama's output matrix is one of the linear layers.
+        (parts.reference, QWEN, HALVED, 4 * QWEN.parameters - 2 * QWEN.linear_parameters),
+        (parts.reference, LLAMA, HALVED, 4 * LLAMA.parameters - 2 * (LLAMA.linear_parameters + 128_256 * 4096)),
+        (parts.reference, QWEN, replace(HALVED, shared_prompt=False), 4 * QWEN.parameters),
+    ],
+)
+def test_a_part_of_the_plan_in_bytes(part: Callable, shape: ModelShape, setup: MemorySetup, expected: int) -> None:
+    assert part(shape, setup) == expected
 
 
 def test_four_bits_take_4_127_bits_a_weight_of_linear_layers_alone() -> None:
     setup = IN_BF16.with_adapter(16, quantized=True)
     adapter = 4 * parts.trained_parameters(LLAMA, setup)
     rest = 2 * (LLAMA.parameters - LLAMA.linear_parameters)
-    assert (parts.weights(LLAMA, setup) - adapter - rest) * 8 / LLAMA.linear_parameters == pytest.approx(
-        4.127, abs=1e-3
-    )
+    bits = (parts.weights(LLAMA, setup) - adapter - rest) * 8 / LLAMA.linear_parameters
+    assert bits == pytest.approx(4.127, abs=1e-3)
 
 
 def test_a_cached_token_of_llama_3_8b_takes_128_kib() -> None:
@@ -180,20 +187,26 @@ def test_malloc_gives_back_a_cache_of_large_layers_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "prompts", "completions"), [(200_000, 32, 256), (3456, 1, 8), (3457, 2, 7), (700, 1, 1), (10, 1, 1)]
+    ("budget", "shared_prompt", "prompts", "completions"),
+    [
+        # Groups of 256 + 8 · 400 = 3,456 tokens; a second prompt leaves room for (3457 - 512) / 400 = 7 completions.
+        (200_000, True, 32, 256),
+        (3456, True, 1, 8),
+        (3457, True, 2, 7),
+        (700, True, 1, 1),
+        (10, True, 1, 1),
+        # Rows of the model's own pass count their prompts each: 656 tokens, so 24 rows are 15,744 and 25 are 16,400.
+        (200_000, False, None, 256),
+        (16384, False, None, 24),
+        (1312, False, None, 2),
+        (1311, False, None, 1),
+        (10, False, None, 1),
+    ],
 )
-def test_a_micro_batch_holds_what_its_budget_allows(budget: int, prompts: int, completions: int) -> None:
-    """Groups of 256 + 8 · 400 = 3,456 tokens; a second prompt leaves room for (3457 - 512) / 400 = 7 completions."""
-    micro = largest_micro_batch(MemorySetup(tokens_per_microbatch=budget))
-    assert (micro.prompts, micro.completions) == (prompts, completions)
-
-
-@pytest.mark.parametrize(("budget", "rows"), [(200_000, 256), (16384, 24), (1312, 2), (1311, 1), (10, 1)])
-def test_rows_of_the_models_own_pass_count_their_prompts_each(budget: int, rows: int) -> None:
-    """656 tokens a row, so 24 rows are 15,744 tokens and 25 would be 16,400."""
-    setup = MemorySetup(tokens_per_microbatch=budget, shared_prompt=False)
-    micro = largest_micro_batch(setup)
-    assert (micro.completions, micro.tokens) == (rows, rows * 656)
+def test_a_micro_batch_holds_what_its_budget_allows(budget, shared_prompt, prompts, completions) -> None:
+    micro = largest_micro_batch(MemorySetup(tokens_per_microbatch=budget, shared_prompt=shared_prompt))
+    assert micro.completions == completions
+    assert micro.prompts == prompts if shared_prompt else micro.tokens == completions * 656
 
 
 def test_four_bits_are_made_of_weights_as_they_are_stored_a_layer_at_a_time() -> None:
@@ -253,8 +266,6 @@ def test_whatever_should_save_memory_does(change: str) -> None:
 
 def held_by_autograd(config: PreTrainedConfig, forward: str) -> tuple[int, MemorySetup]:
     """Bytes of all distinct tensors that one micro-batch of two groups keeps for its backward pass."""
-    from transformers import AutoModelForCausalLM
-
     policy = as_policy(AutoModelForCausalLM.from_config(config), new_tokenizer(), dtype="float32", forward=forward)
     setup = MemorySetup(
         prompt_tokens=32, completion_tokens=48, prompts_per_step=2, group_size=4, shared_prompt=forward == "auto"
@@ -300,22 +311,20 @@ def test_activations_are_what_autograd_keeps(config: PreTrainedConfig, forward: 
     assert parts.activations(shape, setup) == pytest.approx(held - joined, rel=0.1 if forward == "auto" else 0.2)
 
 
-def test_a_run_that_fits_is_not_warned_of() -> None:
-    plan = MemoryPlan(QWEN, MemorySetup())
-    assert memory_warning(plan, MachineMemory(plan.peak, "RAM")) == []
-    assert "Qwen" not in memory_line(plan, MachineMemory(plan.peak, "RAM"))
-
-
 def test_a_warning_names_settings_with_what_each_saves_and_those_that_together_make_it_fit() -> None:
+    fits = MemoryPlan(QWEN, MemorySetup())
+    assert memory_warning(fits, MachineMemory(fits.peak, "RAM")) == []
+    assert "Qwen" not in memory_line(fits, MachineMemory(fits.peak, "RAM"))
     setup = replace(IN_BF16, weight_bytes=4)
     plan = MemoryPlan(LLAMA, setup)
     first, *lines, together = memory_warning(plan, MachineMemory(24 * 10**9, "GPU memory"))
     assert "will not fit" in first
     assert "24.0 GB of GPU memory" in first
     changes = changes_that_save(LLAMA, setup)
-    assert [change.setting for change in changes if f"{change.setting}" in "".join(lines)] == [
-        change.setting for change in changes
-    ]
+    assert all(change.setting in "".join(lines) for change in changes)
+    kinds = [change.same_results for change in changes_that_save(LLAMA, MemorySetup())]
+    assert kinds == sorted(kinds, reverse=True), "those that change no result come first"
+    assert len(set(kinds)) == 2
     for change in changes:
         assert change.saves == plan.peak - MemoryPlan(LLAMA, change.setup).peak
     settings, then = changes_until_it_fits(LLAMA, setup, 24 * 10**9)
@@ -323,12 +332,6 @@ def test_a_warning_names_settings_with_what_each_saves_and_those_that_together_m
     assert then.peak <= 24 * 10**9
     assert together.endswith("and it fits.")
     assert "still does not fit" in memory_warning(plan, MachineMemory(10**9, "RAM"))[-1]
-
-
-def test_settings_that_change_no_result_are_told_first() -> None:
-    kinds = [change.same_results for change in changes_that_save(LLAMA, MemorySetup())]
-    assert kinds == sorted(kinds, reverse=True)
-    assert len(set(kinds)) == 2
 
 
 def test_each_column_differs_from_grpo_by_what_its_name_says() -> None:
@@ -343,7 +346,5 @@ def test_each_column_differs_from_grpo_by_what_its_name_says() -> None:
 
 
 def test_a_config_that_is_no_language_models_is_refused() -> None:
-    from transformers import ViTConfig
-
     with refused("not a causal language model"):
         config_shape(ViTConfig())
