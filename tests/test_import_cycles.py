@@ -4,54 +4,28 @@ Imports inside functions count as well as those at the top: they put a circle of
 a reader goes round it all the same.  So do those for type checkers alone.
 """
 
-import ast
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "src" / "posttrain"
+from tests.test_architecture import SOURCES, imports, module_name
 
 Imports = Mapping[str, Mapping[str, int]]
 """For each module those that it imports, with the line that first does."""
 
 
-def modules_of(package: Path) -> dict[str, Path]:
-    """Every module by its dotted name; a package has the name of its folder."""
-    files: dict[str, Path] = {}
-    for path in sorted(package.rglob("*.py")):
-        parts = path.relative_to(package.parent).with_suffix("").parts
-        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return files
-
-
-def names_imported(path: Path) -> Iterator[tuple[str, int]]:
-    """What a file imports, at whatever depth, with its line; `from a import b` may mean `a.b` or `a`, so it is both."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: write imports in full"
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
-
-
-def import_graph(package: Path) -> Imports:
-    """Who imports whom among the modules of a package.
+def import_graph() -> Imports:
+    """Who imports whom among the modules of the package.
 
     A name without dots can be a neighbour in the same folder: the files that run inside the sandbox are alone there.
     """
-    files = modules_of(package)
-    graph: dict[str, dict[str, int]] = {module: {} for module in files}
-    for module, path in files.items():
-        for name, line in names_imported(path):
-            first = name.partition(".")[0]
-            neighbour = f"{module.rpartition('.')[0]}.{first}"
-            known = {package.name, *sys.stdlib_module_names}
-            candidates = [name, name.rpartition(".")[0]] if first in known else [neighbour]
-            imported = next((each for each in candidates if each in files), None)
-            if imported is not None:
-                graph[module].setdefault(imported, line)
+    graph: dict[str, dict[str, int]] = {module_name(path): {} for path in SOURCES}
+    for path in SOURCES:
+        module = module_name(path)
+        for line, name in imports(path):
+            found = name if name in graph else f"{module.rpartition('.')[0]}.{name}"
+            if found in graph:
+                graph[module].setdefault(found, line)
     return graph
 
 
@@ -85,13 +59,13 @@ def circles(graph: Imports) -> Iterator[str]:
 
 
 def test_no_module_of_the_package_imports_itself_by_way_of_others() -> None:
-    found = list(circles(import_graph(PACKAGE)))
+    found = list(circles(import_graph()))
     assert not found, "circles of imports:\n" + "\n".join(found)
 
 
 def test_the_graph_has_the_imports_of_the_whole_package() -> None:
     """Else the test above would pass on nothing: three imports, one of each kind."""
-    graph = import_graph(PACKAGE)
+    graph = import_graph()
     assert "posttrain.errors" in graph["posttrain.irl.mdp"]  # at the top
     assert "posttrain.irl.feasibility" in graph["posttrain.irl"]  # by a package
     inside = {module for module in graph if ".inside." in module}

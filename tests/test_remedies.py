@@ -24,15 +24,8 @@ from tests.support.pages import attribute
 from tests.test_option_names import KINDS, SOURCE, options_named, records
 
 ROOT = SOURCE.parents[1]
-PROGRAMS = (
-    "sandbox/inside/",
-    "sandbox/probes.py",
-    "sandbox/backend",
-    "sandbox/replay_",
-    "rewards/cheap_",
-    "rewards/shaping_a",
-)
-PROGRAMS += ("sandbox/process_pool.py", "models/loading/new_model.py")
+PROGRAMS = ("sandbox/inside/", "sandbox/probes.py", "sandbox/backend", "sandbox/replay_", "rewards/cheap_")
+PROGRAMS += ("rewards/shaping_a", "sandbox/process_pool.py", "models/loading/new_model.py")
 """Where texts are programs, answers, templates, and flags of bubblewrap: they tell nobody anything."""
 READ_IN_A_TERMINAL = ("commands/", "cli.py")
 """Where texts are told by a command alone."""
@@ -60,38 +53,15 @@ OTHERS_OPTIONS = {"isolation": "SandboxFusion's"}
 MADE_UP = {"FILE.py", "RECIPE.yaml", "mine.py", "my_rewards.py", "rows.jsonl"}
 """Names that stand for a person's own files."""
 IN_A_RUN = {
-    "comparison.png",
-    "comparison.json",
-    "config.yaml",
-    "summary.json",
-    "metrics.jsonl",
-    "reward.npz",
-    "demonstrations.npz",
-    "curves.png",
+    *["comparison.png", "comparison.json", "config.yaml", "summary.json", "metrics.jsonl", "reward.npz"],
+    *["demonstrations.npz", "curves.png", "manifest.json", "calibration.png", "held_out.jsonl"],
 }
-IN_A_RUN |= {"manifest.json", "calibration.png", "held_out.jsonl"}
 IN_A_MODEL = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 FROM_PYTHON_ALONE = (
-    *(
-        "Make one of a model",
-        "Give an object",
-        "groups: ",
-        "policy: ",
-        "engine {}",
-        "model: a ",
-        "make one of a model",
-        "Make one of a model",
-        "give an object",
-        "Give an object",
-        "the episode is over",
-    ),
-    *("no episode has begun", "terminal has a 0", "resume {}: the run was made with objects"),
-    *(
-        "Kept: step {}",
-        "task {}: ",
-        "{}: terms = ",
-        "{}.  {} of the {} rollouts",
-    ),  # the code of a task or an algorithm is Python
+    *["Make one of a model", "Give an object", "groups: ", "policy: ", "engine {}", "model: a "],
+    *["make one of a model", "give an object", "the episode is over", "no episode has begun"],
+    *["terminal has a 0", "resume {}: the run was made with objects", "Kept: step {}", "task {}: "],
+    *["{}: terms = ", "{}.  {} of the {} rollouts"],
 )
 """How messages begin that are about objects which only a program can hand over."""
 
