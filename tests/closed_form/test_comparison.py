@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
-import torch
 import yaml
 from matplotlib.figure import Figure
 
@@ -40,8 +39,8 @@ from posttrain.commands.comparison_report import (
 from posttrain.config import load_recipe
 from posttrain.errors import RunError
 from posttrain.options.model import AdapterOptions, ModelOptions
-from posttrain.records import Finish, Rollout, TokenSequence
 from tests.support.refusals import refused
+from tests.support.sequences import doubles, spoken
 
 VARIANTS = {
     "grpo": load_recipe(algorithm={"name": "grpo"}),
@@ -69,11 +68,18 @@ def result(variant: str, seed: int, after: float, **others: Any) -> CellResult:
     return CellResult(**(fields | others))
 
 
-def test_a_budget_is_tokens_or_minutes_or_both() -> None:
-    assert read_budget("tokens=200_000") == Budget(tokens=200_000)
-    assert read_budget("minutes=1.5") == Budget(minutes=1.5)
-    assert read_budget("tokens=10,minutes=2") == Budget(tokens=10, minutes=2.0)
-    assert not read_budget("")
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("tokens=200_000", Budget(tokens=200_000)),
+        ("minutes=1.5", Budget(minutes=1.5)),
+        ("tokens=10,minutes=2", Budget(tokens=10, minutes=2.0)),
+        ("", Budget()),
+    ],
+)
+def test_a_budget_is_tokens_or_minutes_or_both(text: str, budget: Budget) -> None:
+    assert read_budget(text) == budget
+    assert bool(budget) == bool(text)
 
 
 @pytest.mark.parametrize("text", ["steps=3", "tokens", "tokens=many", "minutes=0", "tokens=-4", "tokens=100,tokens=5"])
@@ -123,16 +129,13 @@ def test_rewards_may_differ_only_where_the_task_has_a_measure_of_its_own() -> No
     assert make_cells(programs, seeds=1, budget=Budget(), folder=Path())  # programs have tests of their own
 
 
-def test_a_rate_that_falls_with_the_steps_does_not_go_with_a_budget() -> None:
+def test_a_rate_that_falls_with_the_steps_does_not_go_with_a_budget_nor_two_recipes_of_one_name() -> None:
+    with refused("two recipes are called grpo"):
+        variant_names(["here/grpo.yaml", "there/grpo.yaml"])
     falling = {"grpo": load_recipe(update={"schedule": "linear"})}
     with refused("update.schedule = linear falls to zero at run.num_steps"):
         make_cells(falling, seeds=1, budget=Budget(minutes=1.0), folder=Path())
     assert make_cells(falling, seeds=1, budget=Budget(), folder=Path())
-
-
-def test_two_recipes_of_one_name_are_refused() -> None:
-    with refused("two recipes are called grpo"):
-        variant_names(["here/grpo.yaml", "there/grpo.yaml"])
 
 
 def test_the_interval_over_seeds_is_students() -> None:
@@ -161,6 +164,8 @@ def test_a_gain_is_over_the_first_variant_with_the_same_seed() -> None:
     assert (gain.mean, gain.low, gain.high) == pytest.approx((0.15, 0.15 - half, 0.15 + half), abs=1e-4)
     equal = variant_results([result("grpo", seed, 0.5) for seed in (0, 1)])
     assert equal[0].after.low is None, "equal seeds say nothing of another one"
+    runs = [result("grpo", seed, 0.5, peak_memory_bytes=size) for seed, size in enumerate((3, 9, 5))]
+    assert variant_results(runs)[0].peak_memory_bytes == 9  # the largest of its runs
     alone = variant_results([result("grpo", 0, 0.4), result("rloo", 1, 0.5)])
     assert alone[1].gain_over_first is None  # no seed in common
 
@@ -195,15 +200,12 @@ def test_the_mean_curve_ends_in_the_mean_of_the_evaluations_after_training() -> 
 
 
 def test_curves_are_averaged_at_equal_shares_of_their_way() -> None:
+    assert len({style(number)["color"] for number in range(10)}) == 10
     at, mean = mean_curve([[(0, 0.0, 0.0), (100, 1.0, 1.0)], [(0, 0.0, 0.0), (200, 1.0, 0.5)]], 0)
     assert at[-1] == 150
     half = next(each for each, tokens in zip(mean, at, strict=True) if tokens >= 75)
     assert half == pytest.approx((0.5 + 0.25) / 2, abs=0.01)
     assert mean[-1] == pytest.approx(0.75)
-
-
-def test_ten_variants_have_ten_styles() -> None:
-    assert len({style(number)["color"] for number in range(10)}) == 10
 
 
 def test_table_and_files_have_a_row_for_each_variant(tmp_path: Path) -> None:
@@ -270,11 +272,8 @@ def test_a_trained_model_is_loaded_as_the_run_has_saved_it(saved: str, tmp_path:
 
 def test_the_kl_to_the_start_is_of_the_policy_to_it_and_per_token_a_ratio_of_sums() -> None:
     # log π - log π₀: -2 + 3 = 1 of two tokens, -1/2 + 1/4 = -1/4 of one.  Mean 3/8, deviation 1.25/√2, over √2: 5/8.
-    rollouts = [
-        Rollout(sample=0, sequence=TokenSequence.one_turn((4, 1), logprobs=(-1.5, -0.5), finish=Finish.STOP), text=""),
-        Rollout(sample=1, sequence=TokenSequence.one_turn((1,), logprobs=(-0.5,), finish=Finish.STOP), text=""),
-    ]
-    found = drift_of(rollouts, torch.tensor([-1.0, -2.0, -0.25], dtype=torch.float64))
+    rollouts = [spoken("", tokens=(4, 1), logprobs=(-1.5, -0.5)), spoken("", sample=1, logprob=-0.5)]
+    found = drift_of(rollouts, doubles(-1.0, -2.0, -0.25))
     assert (found["per_completion"], found["per_completion_error"]) == (0.375, pytest.approx(0.625))
     assert found["per_token"] == 0.25, "3/4 nat over three tokens, and not the mean of 1/2 and -1/4"
 
@@ -315,9 +314,3 @@ def test_a_kept_result_is_only_taken_for_the_recipe_that_made_it(tmp_path: Path)
     assert recipe_digest(cell) == recipe_digest(elsewhere)
     other = Cell(variant="grpo", seed=0, config=replace(cell.config, algorithm=VARIANTS["rloo"].algorithm))
     assert recipe_digest(cell) != recipe_digest(other)
-
-
-def test_the_peak_memory_of_a_variant_is_the_largest_of_its_runs() -> None:
-    runs = [result("grpo", seed, 0.5, peak_memory_bytes=size) for seed, size in enumerate((3, 9, 5))]
-    (row,) = variant_results(runs)
-    assert row.peak_memory_bytes == 9

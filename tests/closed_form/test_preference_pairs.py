@@ -16,7 +16,7 @@ from posttrain.models.conversation_masks import Masking
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions, RewardTrainingOptions
-from posttrain.records import Grades, Preference, Prompt, TokenSequence
+from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.preference_set import PreferenceSet, preference_set
 from posttrain.tasks.row_files.rows import BadRows, GivenRows
 from posttrain.training.dpo.dpo_run import pair_tensors, pairs_from, ranked_pairs, sampled_round
@@ -24,6 +24,7 @@ from posttrain.training.pair_updates import pair_microbatches, read_lengths
 from tests.support.conversations import CHATML, OPENING, THOUGHTLESS, WORDY, chat_tokenizer, turns
 from tests.support.dataset_rows import json_lines
 from tests.support.refusals import refused
+from tests.support.sequences import doubles, grades_of
 from tests.support.tiny import written_group
 
 ASKED = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
@@ -96,19 +97,13 @@ def test_text_becomes_a_conversation_where_the_task_says_so() -> None:
     assert prompt == f"<|im_start|>system\ns<|im_end|>\n{ASKED}"
 
 
-def test_what_the_template_writes_behind_the_last_stop_token_is_kept_apart() -> None:
-    (pair,) = pairs_of([{"chosen": turns("a", "b"), "rejected": turns("a", "c")}]).training
-    decode = chat_tokenizer().decode
-    assert (decode(pair.chosen_closing), decode(pair.rejected_closing)) == ("\n", "\n")
-    (plain,) = pairs_of([PLAIN]).training
+def test_a_conversation_marks_what_the_assistant_says_and_what_the_template_writes_behind_it_is_kept_apart() -> None:
+    row, decode = {"chosen": turns("a", "b", "more", "d"), "rejected": turns("a", "c")}, chat_tokenizer().decode
+    talk, plain = (pairs_of([each]).training[0] for each in (row, PLAIN))
+    assert decode(talk.chosen.sampled_tokens) == f"b{SAID}d{SAID}"
+    assert all(talk.rejected.sampled)
+    assert (decode(talk.chosen_closing), decode(talk.rejected_closing)) == ("\n", "\n")
     assert (plain.chosen_closing, plain.rejected_closing) == ((), ())
-
-
-def test_a_conversation_that_goes_on_marks_what_the_assistant_says() -> None:
-    row = {"chosen": turns("a", "b", "more", "d"), "rejected": turns("a", "c")}
-    (pair,) = pairs_of([row]).training
-    assert chat_tokenizer().decode(pair.chosen.sampled_tokens) == f"b{SAID}d{SAID}"
-    assert all(pair.rejected.sampled)
 
 
 def test_turns_that_are_marked_as_not_learned_are_not_counted_and_no_score_can_leave_them_out() -> None:
@@ -224,17 +219,7 @@ def test_other_columns_than_those_of_pairs_are_refused(tmp_path: Path) -> None:
 
 
 def test_epochs_of_more_pairs_than_there_are_now_do_not_go_on_with_none() -> None:
-    asked = Prompt(id="p", text="", tokens=(1,))
-    pairs = [
-        Preference(
-            prompt=asked,
-            chosen=TokenSequence.one_turn((2,)),
-            rejected=TokenSequence.one_turn((3,)),
-            where=f"rows:{row}",
-        )
-        for row in range(3)
-    ]
-    few = PreferenceSet(seed=0, training=pairs, held_out=[], too_long=[], bad=BadRows())
+    few = PreferenceSet(seed=0, training=[pair((1,), 1, 1)] * 3, held_out=[], too_long=[], bad=BadRows())
     options = RewardTrainingOptions(num_epochs=2, pairs_per_batch=2)
     assert few.batch(4, options) == [few.training[few.number(index)] for index in (4, 5)]
     with refused("all 2 epochs of the 3 pairs are learned", error=RunError):
@@ -275,41 +260,22 @@ GROUPS = [
     written_group([9], [[3, 5], [4, 5], [8, 5]], name="b", draw=1),
     written_group([2], [[6, 5], [6, 5], [7, 5]], name="c", draw=2),
 ]
-REWARDS = torch.tensor([[0.5, 1.0, 0.25], [1.0, 1.0, 1.0], [1.0, 0.0, NAN]], dtype=torch.float64)
-GRADES = Grades(names=("r",), scores=REWARDS[None], weights=torch.ones(1, dtype=torch.float64), rewards=REWARDS)
+GRADES = grades_of([[0.5, 1.0, 0.25], [1.0, 1.0, 1.0], [1.0, 0.0, NAN]])
 
 
 def test_ties_and_equal_answers_make_no_pair_and_are_counted() -> None:
     """Group b earned the same throughout; the judge told apart two completions of group c that are one text."""
     made = sampled_round(3, GROUPS, GRADES, 2)
-    (pair,) = made.pairs
-    assert (pair.prompt.tokens, pair.chosen.tokens, pair.rejected.tokens, pair.margin) == (
-        (1, 2),
-        (4, 4, 5),
-        (7, 5),
-        0.75,
-    )
-    assert pair.where == "round 3, prompt a, samples 1 and 2"
-    assert made.num_tied == 2
-    torch.testing.assert_close(
-        made.sides, torch.tensor([[NAN, 1, -1], [NAN] * 3, [NAN] * 3], dtype=torch.float64), equal_nan=True
-    )
-    metrics = made.metrics()
-    told = {name: metrics[name] for name in ("round", "pairs/num", "pairs/frac_tied", "pairs/reward_gap", "reward")}
-    # (.5 + 1 + .25 + 1 + 1 + 1 + 1 + 0) / 8
-    assert told == {
-        "round": 3,
-        "pairs/num": 1,
-        "pairs/frac_tied": pytest.approx(2 / 3),
-        "pairs/reward_gap": 0.75,
-        "reward": pytest.approx(5.75 / 8),
-    }
-
-
-def test_a_round_of_ties_has_no_gap() -> None:
-    made = sampled_round(1, GROUPS[1:2], GRADES.select([1]), 1)
-    assert made.pairs == []
-    assert "pairs/reward_gap" not in made.metrics()
+    (only,) = made.pairs
+    assert (only.prompt.tokens, only.chosen.tokens, only.rejected.tokens) == ((1, 2), (4, 4, 5), (7, 5))
+    assert (only.margin, only.where, made.num_tied) == (0.75, "round 3, prompt a, samples 1 and 2", 2)
+    torch.testing.assert_close(made.sides, doubles([NAN, 1, -1], [NAN] * 3, [NAN] * 3), equal_nan=True)
+    told = {"round": 3, "pairs/num": 1, "pairs/frac_tied": 2 / 3, "pairs/reward_gap": 0.75}
+    told["reward"] = 5.75 / 8  # (.5 + 1 + .25 + 1 + 1 + 1 + 1 + 0) / 8
+    assert {name: made.metrics()[name] for name in told} == pytest.approx(told)
+    ties = sampled_round(1, GROUPS[1:2], GRADES.select([1]), 1)
+    assert ties.pairs == []
+    assert "pairs/reward_gap" not in ties.metrics()
 
 
 def test_sampled_pairs_go_through_a_checkpoint() -> None:
