@@ -25,7 +25,7 @@ from tests.test_option_names import KINDS, SOURCE, options_named, records
 
 ROOT = SOURCE.parents[1]
 PROGRAMS = ("sandbox/inside/", "sandbox/probes.py", "sandbox/backend", "sandbox/replay_", "rewards/cheap_")
-PROGRAMS += ("rewards/shaping_a", "sandbox/process_pool.py", "models/loading/new_model.py")
+PROGRAMS += ("rewards/shaping_a", "sandbox/process_pool.py", "sandbox/elsewhere.py", "models/loading/new_model.py")
 """Where texts are programs, answers, templates, and flags of bubblewrap: they tell nobody anything."""
 READ_IN_A_TERMINAL = ("commands/", "cli.py")
 """Where texts are told by a command alone."""
@@ -47,6 +47,7 @@ OTHERS_CALLS = {
     "isnan": "torch's",
     "where": "torch's",
     "raise_exception": "a chat template's",
+    "replace": "a chat template's",
 }
 """Calls that a text names and that are none of ours, with whose they are."""
 OTHERS_OPTIONS = {"isolation": "SandboxFusion's"}
@@ -61,7 +62,8 @@ FROM_PYTHON_ALONE = (
     *["Make one of a model", "Give an object", "groups: ", "policy: ", "engine {}", "model: a "],
     *["make one of a model", "give an object", "the episode is over", "no episode has begun"],
     *["terminal has a 0", "resume {}: the run was made with objects", "Kept: step {}", "task {}: "],
-    *["{}: terms = ", "{}.  {} of the {} rollouts"],
+    *["{}: terms = ", "{}.  {} of the {} rollouts", "Save only the adapter", "Make the policy again"],
+    " | replace({}",  # of a template
 )
 """How messages begin that are about objects which only a program can hand over."""
 

@@ -25,7 +25,7 @@ from posttrain.tasks.arithmetic_task import (
     working,
 )
 from posttrain.tasks.base import Probe
-from posttrain.tasks.sentences_task import PeriodUse, SentencesTask, grammar_text, period_strategies, period_uses
+from posttrain.tasks.sentences_task import PeriodUse, SentencesTask, period_strategies, period_uses
 from posttrain.training.sft.learned_rows import SentenceDemonstrations
 from tests.support.dataset_rows import CharacterRenderer
 from tests.support.refusals import refused
@@ -154,7 +154,7 @@ def test_demonstrations_are_right_and_seldom_in_the_form() -> None:
     assert questions == {"If you add 57 and 8, what is the result?", "What's 57 + 8?"}
 
 
-MANY = [grammar_text(Random(f"text {number}")) for number in range(400)]
+MANY = [sentences_task.grammar_text(Random(f"text {number}")) for number in range(400)]
 
 
 def sentences(**options: Any) -> SentencesTask:
@@ -185,7 +185,7 @@ def test_the_probe_says_what_full_stops_are_for() -> None:
 
 
 def test_texts_are_whole_sentences_and_the_same_for_the_same_seed() -> None:
-    assert MANY[:5] == [grammar_text(Random(f"text {number}")) for number in range(5)]
+    assert MANY[:5] == [sentences_task.grammar_text(Random(f"text {number}")) for number in range(5)]
     assert len(set(MANY)) > 390
     for text in MANY:
         assert not set("{}") & set(text)
@@ -216,7 +216,7 @@ def test_a_place_or_a_hero_stays_the_same_within_a_text() -> None:
 
 def test_of_a_text_all_but_the_first_word_is_learned() -> None:
     [(prompt, rest)] = SentenceDemonstrations(CharacterRenderer()).held_out(1, Random("one"))
-    assert prompt.text + rest == grammar_text(Random("one"))
+    assert prompt.text + rest == sentences_task.grammar_text(Random("one"))
     assert " " not in prompt.text
     assert rest.startswith(" ")
 
