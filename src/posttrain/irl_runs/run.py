@@ -144,7 +144,8 @@ def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
 
                 draw_all(folder.path / "plots", world, expert, recovered)
         summary = run_summary(config, world, expert, recovered, {**numbers, **recovered.measures})
-        summary |= {"seconds": {**clock.seconds, "total": clock.total}, "peak_memory_bytes": peak_memory_bytes()}
+        seconds = {**clock.seconds, "total": sum(clock.seconds.values())}
+        summary |= {"seconds": seconds, "peak_memory_bytes": peak_memory_bytes()}
         folder.write_summary(summary)
         for watcher in watchers:
             from posttrain.runs.reports import EndReport

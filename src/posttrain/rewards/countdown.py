@@ -281,17 +281,19 @@ def read_try(puzzle: Countdown, line: str) -> Try:
     for piece in line.rstrip(HIT + MISS).split(","):
         found = STEP.fullmatch(piece.strip())
         if found is None:
-            return Try(tuple(steps), complete=False, hits=False)
+            break
         operator, a, b, result = found[2], int(found[1]), int(found[3]), int(found[4])
         right = Counter((a, b)) <= Counter(table) and apply(operator, a, b) == result
         sides = (min(a, b), max(a, b)) if operator in "+*" else (a, b)
         begin = start + piece.index(found[0])
         steps.append(Equation(begin, begin + len(found[0]), (operator, *sides), right))
         if not right:
-            return Try(tuple(steps), complete=False, hits=False)
+            break
         table.remove(a)
         table.remove(b)
         table.append(result)
         start += len(piece) + 1
-    complete = puzzle.rule == "subset" or len(table) == 1
-    return Try(tuple(steps), complete, hits=complete and table[-1] == puzzle.target)
+    else:
+        complete = puzzle.rule == "subset" or len(table) == 1
+        return Try(tuple(steps), complete, hits=complete and table[-1] == puzzle.target)
+    return Try(tuple(steps), complete=False, hits=False)

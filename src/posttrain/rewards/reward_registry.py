@@ -24,21 +24,16 @@ BUILT_IN = {
     "judge": "posttrain.rewards.judge_reward:JudgeReward",
     "math": "posttrain.rewards.math_reward:MathsReward",
     "maths": "posttrain.rewards.math_reward:MathsReward",
-    **{
-        name: f"posttrain.rewards.shaping:{kind}"
-        for name, kind in {
-            "soft_overlong": "SoftOverlong",
-            "cosine_length": "CosineLength",
-            "group_length": "GroupLength",
-            "repetition": "Repetition",
-            "truncated": "TruncationPenalty",
-            "blocklist": "Blocklist",
-            "refusal": "Refusal",
-            "copied_prompt": "CopiedPrompt",
-            "language_drift": "LanguageDrift",
-            "period_count": "PeriodCount",
-        }.items()
-    },
+    "soft_overlong": "posttrain.rewards.shaping:SoftOverlong",
+    "cosine_length": "posttrain.rewards.shaping:CosineLength",
+    "group_length": "posttrain.rewards.shaping:GroupLength",
+    "repetition": "posttrain.rewards.shaping:Repetition",
+    "truncated": "posttrain.rewards.shaping:TruncationPenalty",
+    "blocklist": "posttrain.rewards.shaping:Blocklist",
+    "refusal": "posttrain.rewards.shaping:Refusal",
+    "copied_prompt": "posttrain.rewards.shaping:CopiedPrompt",
+    "language_drift": "posttrain.rewards.shaping:LanguageDrift",
+    "period_count": "posttrain.rewards.shaping:PeriodCount",
 }
 """This package's rewards as MODULE:FUNCTION, or MODULE:CLASS if they have options; imported when used."""
 

@@ -49,10 +49,6 @@ class Clock:
         finally:
             self.seconds[stage] += time.perf_counter() - began
 
-    @property
-    def total(self) -> float:
-        return sum(self.seconds.values())
-
 
 class Progress:
     """Shows a run's plan, its steps and its long stages.  A context manager: leaving it releases the terminal.

@@ -176,7 +176,7 @@ def test_workers_are_not_asked_about_what_is_known(tmp_path: Path) -> None:
     function = function_of(tmp_path, SOURCE, "one", cache=True, workers=1)
     groups = [alike(["a", "bb", "a"])]
     first = grade(groups, [function])
-    default_resources().workers.close()
+    default_resources().pool_for(function).close()
     (tmp_path / "my_rewards.py").unlink()  # no worker could be started now
     assert grade(groups, [function]).scores.tolist() == first.scores.tolist()
 
@@ -241,7 +241,7 @@ def test_a_file_is_shared_from_run_to_run_and_side_by_side(tmp_path: Path) -> No
     for _ in range(2):
         grades = grade(groups, [function], grading=grading)
         assert grades.scores.nan_to_num(-7.0).tolist() == [[[0.1, -7.0, 0.2]]]
-        default_resources().caches.close()
+        default_resources().close()
     assert grades.num_cached == 3
     beside.remember({b"k": Score(0.5, "x")})
     assert Cache(100, str(tmp_path / "scores.db")).known([b"k", b"l"]) == {b"k": Score(0.5, "x")}

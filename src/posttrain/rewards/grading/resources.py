@@ -59,7 +59,8 @@ class Cache:
                 self.file or ":memory:", timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False
             )
             try:
-                self._prepare()
+                with self.database:
+                    self._prepare()
             except BaseException:
                 self.database.close()
                 raise
@@ -77,7 +78,6 @@ class Cache:
             self.database.execute(f"PRAGMA user_version = {FORMAT}")
             columns = "number INTEGER PRIMARY KEY, key BLOB UNIQUE, said TEXT, seal BLOB"
             self.database.execute(f"CREATE TABLE scores ({columns})")
-        self.database.execute("COMMIT")
 
     def known(self, keys: Iterable[bytes]) -> dict[bytes, Score]:
         found = {}
@@ -91,16 +91,11 @@ class Cache:
     def remember(self, scores: Mapping[bytes, Score]) -> None:
         """Add scores; drop the oldest beyond `entries`."""
         rows = [(key, score_text(score), seal(key, score_text(score))) for key, score in scores.items()]
-        with self._reporting():
+        with self._reporting(), self.database:  # all or nothing
             self.database.execute("BEGIN IMMEDIATE")
-            try:
-                self.database.executemany("INSERT OR IGNORE INTO scores (key, said, seal) VALUES (?, ?, ?)", rows)
-                newest = "(SELECT max(number) FROM scores)"
-                self.database.execute(f"DELETE FROM scores WHERE number <= {newest} - ?", (self.entries,))
-            except BaseException:
-                self.database.execute("ROLLBACK")
-                raise
-            self.database.execute("COMMIT")
+            self.database.executemany("INSERT OR IGNORE INTO scores (key, said, seal) VALUES (?, ?, ?)", rows)
+            newest = "(SELECT max(number) FROM scores)"
+            self.database.execute(f"DELETE FROM scores WHERE number <= {newest} - ?", (self.entries,))
 
     def close(self) -> None:
         self.database.close()
