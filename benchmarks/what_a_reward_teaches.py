@@ -32,8 +32,8 @@ from posttrain.behaviours.behaviour_reader import BehaviourReader
 from posttrain.behaviours.behaviour_table import chosen_rows
 from posttrain.config.recipes import parse_yaml
 from posttrain.generation.engine import sample_groups
-from posttrain.options.behaviours import BehaviourOptions
 from posttrain.options.reward import RewardOptions
+from posttrain.options.training import BehaviourOptions
 from posttrain.records import Group
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.grade import grade

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from posttrain.behaviours.behaviour_reader import MAX_CHARACTERS, BehaviourReader, PatternTimeout
 from posttrain.behaviours.behaviour_table import TABLE, chosen_rows
-from posttrain.options.behaviours import BehaviourOptions
+from posttrain.options.training import BehaviourOptions
 from posttrain.rewards.model import RewardModel
 from posttrain.rewards.parsing.tags import answer_lines
 from posttrain.rewards.shaping import line_format

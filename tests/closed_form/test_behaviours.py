@@ -15,7 +15,7 @@ from posttrain.behaviours.behaviour_table import (
     compiled_pattern,
     read_search,
 )
-from posttrain.options.behaviours import BehaviourOptions
+from posttrain.options.training import BehaviourOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.countdown import Countdown
 from tests.support.pages import blocks, documented, write_files

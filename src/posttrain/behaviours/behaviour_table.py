@@ -21,7 +21,7 @@ import regex
 from posttrain.binding import bind
 from posttrain.config.recipes import parse_yaml
 from posttrain.errors import UserError
-from posttrain.options.behaviours import BehaviourOptions, PatternOptions, Within
+from posttrain.options.training import BehaviourOptions, PatternOptions, Within
 from posttrain.rewards.countdown import HIT, MISS, MOST_TRIES, Countdown, Try, lines_of_tries, read_try
 from posttrain.rewards.parsing.tags import END_THINK
 from posttrain.schemas import did_you_mean

@@ -10,7 +10,6 @@ from posttrain.binding import OWN, call_arguments, constructed, is_name_in_file,
 from posttrain.config.recipes import TASKS_OF_ROWS
 from posttrain.errors import UserError
 from posttrain.options import irl, training
-from posttrain.options.behaviours import BehaviourOptions
 from posttrain.options.bounds import GIVEN, Rule, Rules, Unused, by_name, require_rules
 from posttrain.options.collect import CollectOptions, CollectRunOptions, JudgeOptions, RewardJudgeOptions
 from posttrain.options.model import ModelOptions
@@ -18,6 +17,7 @@ from posttrain.options.reward import GradingOptions, RewardOptions
 from posttrain.options.rollout import ENGINE_OPTIONS, EngineOptions, InProcessOptions, RolloutOptions, SamplingOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TASK_OPTIONS, CountdownOptions, TaskOptions
+from posttrain.options.training import BehaviourOptions
 from posttrain.schemas import Option, Schema, did_you_mean, record_class, record_of
 
 if TYPE_CHECKING:
