@@ -17,7 +17,6 @@ from posttrain.options.reward import GradingOptions, RewardOptions
 from posttrain.options.rollout import ENGINE_OPTIONS, EngineOptions, InProcessOptions, RolloutOptions, SamplingOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TASK_OPTIONS, CountdownOptions, TaskOptions
-from posttrain.options.training import BehaviourOptions
 from posttrain.schemas import Option, Schema, did_you_mean, record_class, record_of
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ class Config(TrainingSections, SampledSections):
     update: training.UpdateOptions = field(default_factory=training.UpdateOptions)
     reference: training.ReferenceOptions = field(default_factory=training.ReferenceOptions)
     evaluation: training.EvaluationOptions = field(default_factory=training.EvaluationOptions)
-    behaviours: BehaviourOptions = field(default_factory=BehaviourOptions)
+    behaviours: training.BehaviourOptions = field(default_factory=training.BehaviourOptions)
 
     rules = (
         Unused("rollout.max_rows", {"engine.name": "in_process"}),
