@@ -17,7 +17,7 @@ from posttrain.rewards.exact_match import AnswerOutcome
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.math_reward import MathsReward, quickly
 from posttrain.rewards.parsing.exact_numbers import COUNTED, UNITS, exact, unit_of
-from posttrain.rewards.parsing.final_answers import last_number
+from posttrain.rewards.parsing.tags import last_number
 from tests.support.hostile_texts import built, read
 from tests.support.timing import idle_milliseconds, milliseconds
 

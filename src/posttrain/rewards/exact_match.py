@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 from posttrain.rewards.grading.answers import Array, Column, Graded, Texts
 from posttrain.rewards.parsing import arithmetic, exact_numbers
-from posttrain.rewards.parsing.final_answers import last_boxed
-from posttrain.rewards.parsing.tags import after_thinking, last_answer
+from posttrain.rewards.parsing.tags import after_thinking, last_answer, last_boxed
 
 SCIENTIFIC = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,6}", re.ASCII)
 """Floats as programs write them; Euler's e appears as in `2 e - 5` or `2e^5`."""

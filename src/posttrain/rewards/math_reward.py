@@ -2,7 +2,7 @@ r"""Rewards for mathematical answers: exact where possible, and never by evaluat
 
 **What is read.**  After the last `</think>` and before a `<think>` that is not closed: the last balanced `\boxed{…}`,
 else the last closed `<answer>…</answer>`, else the last number, unless the length limit cut the completion off or the
-number is part of something else (posttrain.rewards.parsing.final_answers).  `x = 5` with a single letter is read as 5,
+number is part of something else (posttrain.rewards.parsing.tags).  `x = 5` with a single letter is read as 5,
 also if the gold answer has no letter; if that is `y = 5` it is wrong.
 
 **How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions, also with a unit
@@ -37,7 +37,7 @@ from posttrain.rewards.grading.answers import Column, Graded, Texts
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, SessionReward
 from posttrain.rewards.parsing import exact_numbers
-from posttrain.rewards.parsing.final_answers import AS_HYPHEN, answer_in
+from posttrain.rewards.parsing.tags import AS_HYPHEN, answer_in
 from posttrain.sandbox import inside
 from posttrain.sandbox.execution import FEW, Sandbox, ServerOptions
 from posttrain.sandbox.sandboxes import Sandboxes, site_packages
