@@ -24,21 +24,21 @@ from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.judge_reward import JudgeReward
 from tests.support.commands import refusal
 from tests.support.refusals import refused
-from tests.support.served import JSON, QUESTION, asked, served_bundled_model
+from tests.support.served import JSON, QUESTION, asked, served
 
 ASKS = {"prompt": QUESTION, "max_tokens": 2}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[HttpServer]:
-    with served_bundled_model() as made:
+    with served() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[HttpServer]:
     """A server with a token."""
-    with served_bundled_model(token="s3cret") as made:
+    with served(token="s3cret") as made:
         yield made
 
 

@@ -233,10 +233,7 @@ def config_of(models: Path, folder: Path, teacher: dict[str, object], **algorith
 
 def trained(taught: posttrain.Config, **options: Any) -> list[dict[str, Any]]:
     run = posttrain.train(
-        taught,
-        rows=SUMS,
-        rewards=[lambda completions: [float(len(text) % 2 == 0) for text in completions]],
-        **options,
+        taught, rows=SUMS, rewards=[lambda completions: [float(len(text) % 2 == 0) for text in completions]], **options
     )
     return metrics_of(run.folder)[1:]
 

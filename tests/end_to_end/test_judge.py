@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -35,7 +34,7 @@ from tests.support.faulty_endpoint import (
 )
 from tests.support.refusals import refused, warned
 from tests.support.reward_rows import group
-from tests.support.served import serving
+from tests.support.served import served
 
 SEVEN = says('It is mostly right.\n{"score": 7}')
 
@@ -281,12 +280,10 @@ def test_a_served_model_can_be_the_judge() -> None:
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
     shape = NewModelOptions(hidden_size=16, mlp_size=24, num_layers=1, num_heads=2, num_kv_heads=1, max_positions=4096)
     policy = as_policy(new_model(shape, tokenizer, seed=0), tokenizer)
-    with serving(policy, name="tiny") as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    with served(policy, name="tiny") as server:
         at = Endpoint([])
         at.url = f"http://127.0.0.1:{server.server_port}/v1"
         (found,) = judged(at, "It is 7.", model="tiny", tries=2, max_tokens=8)
-        server.shutdown()
     assert isinstance(found, ScoringFailure)
     assert "no verdict" in str(found)
 

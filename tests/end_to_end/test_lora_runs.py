@@ -57,19 +57,20 @@ def adapted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made / "run"
 
 
+def require_measured_again(run: Path, results: Path) -> None:
+    """`posttrain eval` of a run finds what its summary says."""
+    assert main(["eval", str(run), "--output", str(results)]) == 0
+    after, again = (json.loads(file.read_text()) for file in (run / "summary.json", results))
+    known = {name: value for name, value in after["after"].items() if value is not None}
+    assert {name: again[name] for name in known} == known
+
+
 def test_a_run_keeps_the_adapter_for_other_commands(adapted_run: Path, tmp_path: Path, capsys) -> None:
     assert (adapted_run / "adapter" / "adapter_model.safetensors").is_file()
     assert not (adapted_run / "model").exists()
     kept = json.loads((adapted_run / "adapter" / "adapter_config.json").read_text())
     assert Path(kept["base_model_name_or_path"]) == (adapted_run.parent / "base").resolve()
-    assert main(["eval", str(adapted_run), "--output", str(tmp_path / "results.json")]) == 0
-    again, after = (
-        json.loads((tmp_path / "results.json").read_text()),
-        json.loads((adapted_run / "summary.json").read_text()),
-    )
-    assert {name: again[name] for name, value in after["after"].items() if value is not None} == {
-        name: value for name, value in after["after"].items() if value is not None
-    }
+    require_measured_again(adapted_run, tmp_path / "results.json")
     assert main(["chat", str(adapted_run), "--prompt", "3 and 4 make "]) == 0
     capsys.readouterr()
     recipe = recipe_of(tmp_path, 1)
@@ -158,12 +159,7 @@ def test_nf4_trains_and_is_measured_over_the_same_base(tmp_path: Path) -> None:
     recipe, folder = recipe_of(tmp_path, 1, quantization="nf4"), tmp_path / "run"
     said = printed("rl", recipe, "--run.folder", folder)
     assert "layers of it in nf4 (scales quantised too), products in float32" in said
-    assert main(["eval", str(folder), "--output", str(tmp_path / "results.json")]) == 0
-    after = json.loads((folder / "summary.json").read_text())["after"]
-    measured = json.loads((tmp_path / "results.json").read_text())
-    assert {name: measured[name] for name in after if after[name] is not None} == {
-        name: value for name, value in after.items() if value is not None
-    }
+    require_measured_again(folder, tmp_path / "results.json")
     # Whoever goes on with the adapter goes on over a base in 4 bits, unasked.
     again = load_policy(ModelOptions(path=str(folder)))
     assert any(is_4_bit(layer) for layer in again.model.modules())

@@ -148,13 +148,7 @@ def test_the_signature_of_the_function_is_the_schema_of_the_section() -> None:
     assert [term.coefficient for term in built.terms] == [1.0, 1.0]
     assert largest_gain(built) == pytest.approx(1.3)
     pulled = from_text("algorithm: 'mine.py:pulled'").algorithm
-    assert pulled["kl"] == {
-        "coefficient": 0.5,
-        "estimator": "k1",
-        "place": "loss",
-        "importance": None,
-        "level": "token",
-    }
+    assert pulled["kl"] == {**kl, "coefficient": 0.5, "estimator": "k1"}
     assert [(term.name, term.coefficient) for term in build_algorithm(pulled).terms] == [("policy", 1.0), ("kl", 0.5)]
     assert len(build_algorithm({"path": "mine.py:pulled", "kl": None}).terms) == 1
 

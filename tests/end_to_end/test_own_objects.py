@@ -29,18 +29,11 @@ def test_a_run_is_made_of_the_objects_that_it_is_given(model: Path, tmp_path: Pa
     task, engine = Sums(policy), Counts(policy)
     algorithm = replace(grpo(), name="upside-down", credit=upside_down)
     before = policy.model.get_parameter("model.norm.weight").detach().clone()
-    run = posttrain.train(
-        config(tmp_path / "run"),
-        policy=policy,
-        task=task,
-        engine=engine,
-        algorithm=algorithm,
-        rewards=[rewarded_by_answer],
-    )
+    own: dict[str, Any] = {"policy": policy, "task": task, "engine": engine, "algorithm": algorithm}
+    run = posttrain.train(config(tmp_path / "run"), **own, rewards=[rewarded_by_answer])
     assert [(step, len(draws)) for step, draws in task.drawn if len(draws) == 3] == [(1, 3), (2, 3), (3, 3)]
-    assert [call for call in engine.sampled if call[0] != "evaluation"] == [("rollout", 1, 0)] + [
-        ("rollout", step, step - 1) for step in (2, 3)
-    ]
+    rollouts = [("rollout", step, step - 1) for step in (1, 2, 3)]
+    assert [call for call in engine.sampled if call[0] != "evaluation"] == rollouts
     for step in (1, 2, 3):
         rows = rollout_rows(run.folder, step)
         assert {row["prompt_id"] for row in rows} == {f"train/{10 * step + draw}" for draw in range(3)}
@@ -232,12 +225,8 @@ def adapted(policy: Policy) -> None:
 
 def test_an_adapter_that_comes_later_is_refused_at_once_or_when_weights_are_loaded(model: Path, tmp_path: Path) -> None:
     policy = policy_of(model)
-    own: dict[str, Any] = {
-        "policy": policy,
-        "task": Sums(policy),
-        "engine": (engine := Counts(policy)),
-        "rewards": [dice],
-    }
+    engine = Counts(policy)
+    own: dict[str, Any] = {"policy": policy, "task": Sums(policy), "engine": engine, "rewards": [dice]}
     with open_session(config(tmp_path / "run"), CallerObjects(**own)) as session:
         session.load_weights()
         adapted(policy)

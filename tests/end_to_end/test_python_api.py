@@ -187,14 +187,12 @@ def test_a_saved_step_is_not_saved_again_where_an_error_ends_the_run(model: Path
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "says"),
+    ("given", "says"),
     [
-        ({"reward": [dice]}, UserError, "there is no argument `reward`.*rewards"),
-        ({"watchers": [Notes]}, UserError, "watchers: .*Notes.*a list of objects"),
-        ({"from_step": 2}, UserError, "from_step = 2: only a resumed run"),
-        ({"policy": 3}, UserError, "policy: 3 .*is not a Policy"),
+        ({"reward": [dice]}, ("there is no argument `reward`", "rewards")),
+        ({"from_step": 2}, ("from_step = 2: only a resumed run",)),
     ],
 )
-def test_a_mistake_in_the_arguments_is_told_at_once(given: Any, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_a_mistake_in_the_arguments_is_told_at_once(given: Any, says: tuple[str, ...]) -> None:
+    with refused(*says):
         posttrain.steps(posttrain.Config(), **given)

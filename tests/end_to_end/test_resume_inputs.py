@@ -127,15 +127,8 @@ def test_a_run_without_a_record_of_its_objects_is_resumed_as_before(model: Path,
 
 
 def test_the_settings_in_a_function_and_around_it_tell_two_of_one_source_apart() -> None:
-    functions = [
-        same_name(1.0),
-        same_name(2.0),
-        functools.partial(louder, weight=1),
-        functools.partial(louder, weight=2),
-        functools.partial(dice, weight=2),
-        Scorer(3).twice,
-        Scorer(3),
-    ]
+    functions = [same_name(1.0), same_name(2.0), *(functools.partial(louder, weight=weight) for weight in (1, 2))]
+    functions += [functools.partial(dice, weight=2), Scorer(3).twice, Scorer(3)]
     known = [inputs(rewards=[posttrain.reward_function(each, name="same")]).as_json() for each in functions]
     assert len(set(known)) == len(functions)
     again = [same_name(1.0), same_name(2.0), functools.partial(louder, weight=1)]

@@ -295,9 +295,8 @@ def test_a_run_of_rows_from_python_names_the_call(tmp_path: Path, capsys: pytest
     run = posttrain.train(config, rows=rows, rewards=short)  # one function, as it is
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("measure it")]
     assert line == f"measure it   posttrain.evaluate({str(run.model_folder)!r}, config, rows=rows, rewards=rewards)"
-    assert posttrain.evaluate(run.model_folder, config, rows=rows, rewards=short) == {
-        name: tuple(value) if isinstance(value, list) else value for name, value in run.summary["after"].items()
-    }
+    after = {n: tuple(each) if isinstance(each, list) else each for n, each in run.summary["after"].items()}
+    assert posttrain.evaluate(run.model_folder, config, rows=rows, rewards=short) == after
 
     with pytest.raises(UserError) as refused:
         posttrain.train(config, rows=rows, rewards=[short])

@@ -166,9 +166,8 @@ def test_rewards_and_advantages_can_be_worked_out_from_the_rollouts(run: Path) -
         assert metrics[step]["reward"] == pytest.approx(rewards.mean(), abs=1e-15)
         groups = rewards.reshape(4, 4)
         deviation = groups.std(axis=1, keepdims=True)
-        expected = np.divide(
-            groups - groups.mean(axis=1, keepdims=True), deviation, where=deviation > 0, out=0 * groups
-        )
+        centred = groups - groups.mean(axis=1, keepdims=True)
+        expected = np.divide(centred, deviation, where=deviation > 0, out=0 * groups)
         assert np.array([row["advantage"] for row in rows]) == pytest.approx(expected.flatten(), abs=1e-12)
         written = [line["scores"]["dice"] for line in journal if line["step"] == step]
         assert np.array(written).flatten().tolist() == [row["score/dice"] for row in rows]

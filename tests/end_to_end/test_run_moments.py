@@ -4,11 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.runs.files import saved_steps
 from tests.support.runs import command, metrics_of, tiny_recipe
-
-
-def saved(run: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").iterdir())
 
 
 def test_a_reference_taken_every_second_step_is_the_policy_in_the_step_after(folder: Path) -> None:
@@ -26,7 +23,7 @@ def test_a_reference_taken_every_second_step_is_the_policy_in_the_step_after(fol
     assert [step for step, value in kl.items() if abs(value) < 1e-9] == [1, 3, 5]
     assert min(kl[2], kl[4]) > 1e-6
     # At the start, every second step, and where it ends.
-    assert saved(place / "run") == [0, 2, 4, 5]
+    assert [*saved_steps(place / "run" / "checkpoints")] == [0, 2, 4, 5]
 
 
 @pytest.mark.parametrize(("every", "steps"), [(0, [0, 3]), (1, [0, 1, 2, 3])])
@@ -34,4 +31,4 @@ def test_the_last_step_is_saved_whatever_the_rhythm(folder: Path, every: int, st
     place = folder / f"every-{every}"
     recipe = tiny_recipe(place, checkpoint={"every_steps": every, "keep_last": 9}, run={"num_steps": 3})
     assert command("rl", recipe, folder=place).code == 0
-    assert saved(place / "run") == steps
+    assert [*saved_steps(place / "run" / "checkpoints")] == steps

@@ -24,11 +24,7 @@ def hostile(mark: Path) -> str:
 
 
 OPENS_RUNS = {
-    "rl": ["--resume", "RUN"],
-    "sft": ["--resume", "RUN"],
-    "dpo": ["--resume", "RUN"],
-    "reward-model": ["--resume", "RUN"],
-    "collect": ["--resume", "RUN"],
+    **{name: ["--resume", "RUN"] for name in ("rl", "sft", "dpo", "reward-model", "collect")},
     "eval": ["RUN"],
     "trace": ["RUN", "0"],
     "plan": ["RUN/config.yaml"],
@@ -231,9 +227,8 @@ def test_ones_own_run_is_resumed_without_a_question(tmp_path: Path, monkeypatch:
     said = refusal("rl", "--resume", "elsewhere", "--run.num-steps", "4")
     assert "algorithm.path = mine.py:mine has changed since the run began" in said
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
-    assert (
-        refusal("rl", "--resume", "elsewhere", "--run.num-steps", "4").count("mine.py:") == 2
-    )  # both are named at once
+    said = refusal("rl", "--resume", "elsewhere", "--run.num-steps", "4")
+    assert said.count("mine.py:") == 2, "both are named at once"
 
 
 def test_a_home_that_cannot_be_written_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

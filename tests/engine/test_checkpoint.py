@@ -158,8 +158,7 @@ def fill(folder: Path, *steps: int) -> None:
 
 
 def test_the_newest_finished_checkpoint_is_loaded_and_unfinished_ones_are_passed_over(tmp_path: Path) -> None:
-    assert load_latest(tmp_path / "absent") is None
-    assert load_latest(tmp_path) is None
+    assert load_latest(tmp_path / "absent") is load_latest(tmp_path) is None
     fill(tmp_path, 5, 10)
     (tmp_path / ".tmp-step-000015").mkdir()
     (tmp_path / ".tmp-step-000015" / "policy.safetensors").write_bytes(b"half")
@@ -205,8 +204,7 @@ def test_saving_a_step_again_replaces_a_damaged_checkpoint_and_leaves_a_good_one
     assert (tmp_path / "step-000005" / "manifest.json").stat().st_mtime_ns == written
     flip_bit(tmp_path / "step-000005" / "policy.safetensors")
     fill(tmp_path, 5)
-    saved = load_latest(tmp_path)
-    assert saved.tensors["policy"]["w"][0] == 5.0
+    assert load_latest(tmp_path).tensors["policy"]["w"][0] == 5.0
 
 
 def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
@@ -223,8 +221,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
 
 def test_the_newest_is_that_of_the_largest_step_however_names_are_sorted(tmp_path: Path) -> None:
     fill(tmp_path, 999_998, 999_999, 1_000_000)  # by name the last one comes first
-    saved = load_latest(tmp_path)
-    assert saved.step == 1_000_000
+    assert load_latest(tmp_path).step == 1_000_000
     prune(tmp_path, keep_last=2)
     assert sorted(saved_steps(tmp_path)) == [999_999, 1_000_000]
 
@@ -293,31 +290,22 @@ def test_another_version_of_torch_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_empty_folder_with_the_name_of_a_checkpoint_is_passed_over_until_it_is_filled(tmp_path: Path) -> None:
     fill(tmp_path, 1)
     (tmp_path / "step-000009").mkdir()
-    saved = load_latest(tmp_path)
-    assert saved.step == 1
+    assert load_latest(tmp_path).step == 1
     fill(tmp_path, 9)
-    saved = load_latest(tmp_path)
-    assert saved.step == 9
+    assert load_latest(tmp_path).step == 9
 
 
-def test_the_manifest_says_its_format_and_lists_files_in_order(tmp_path: Path) -> None:
+def test_the_manifest_says_its_format_and_lists_files_in_order_which_sha256sum_can_check(tmp_path: Path) -> None:
     stems = ["zeta", "policy", "alpha", "optimizer", "beta"]
-    save(tmp_path, 3, {stem: {"w": torch.ones(1)} for stem in stems}, {}, score=0.25)
-    manifest = json.loads((tmp_path / "step-000003" / "manifest.json").read_text())
+    folder = save(tmp_path, 3, {stem: {"w": torch.ones(1)} for stem in stems}, {}, score=0.25)
+    manifest = json.loads((folder / "manifest.json").read_text())
     assert (manifest["format"], manifest["step"], manifest["score"]) == (2, 3, 0.25)
     assert list(manifest["files"]) == sorted([*(f"{stem}.safetensors" for stem in stems), "state.json"])
+    lines = "".join(f"{entry['sha256']}  {name}\n" for name, entry in manifest["files"].items())
+    subprocess.run(["sha256sum", "--check", "--strict"], cwd=folder, input=lines, text=True, check=True)
 
 
 def test_a_state_that_json_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         save(tmp_path, 3, {}, {"best": float("nan")})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_manifest_can_be_checked_without_posttrain(tmp_path: Path) -> None:
-    fill(tmp_path, 5)
-    folder = tmp_path / "step-000005"
-    files = json.loads((folder / "manifest.json").read_text())["files"]
-    assert set(files) == {"policy.safetensors", "state.json"}
-    lines = "".join(f"{entry['sha256']}  {name}\n" for name, entry in files.items())
-    subprocess.run(["sha256sum", "--check", "--strict"], cwd=folder, input=lines, text=True, check=True)

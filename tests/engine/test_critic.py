@@ -35,9 +35,8 @@ from tests.support.stages import LIMIT, Stages, stages_with
 from tests.support.tiny import relative_distance, through_its_own_forward, tiny_policy, weights
 
 PPO = {"name": "ppo", "critic": {"fit_steps": 0, "rate_scale": 1.0}}
-TRUNKS = ["shared", "own"]
 ONE_PASS = {"epochs_per_step": 1, "minibatches_per_epoch": 1}
-each_trunk = pytest.mark.parametrize("trunk", TRUNKS)
+each_trunk = pytest.mark.parametrize("trunk", ["shared", "own"])
 
 
 def ppo(trunk: str = "shared", *, critic: Mapping[str, object] | None = None, **options: object) -> dict[str, object]:
@@ -93,9 +92,8 @@ def test_a_new_head_expects_the_mean_reward_everywhere() -> None:
     stages = stages_with(ppo(), critic_reward)
     credited = stages.credited()
     rewards = credited.collected.grades.rewards
-    assert credited.groups.columns.values.tolist() == pytest.approx(
-        [rewards.mean().item()] * len(credited.groups.columns.values)
-    )
+    values = credited.groups.columns.values.tolist()
+    assert values == pytest.approx([rewards.mean().item()] * len(values))
     assert credited.metrics["value/explained_variance"] == pytest.approx(0, abs=1e-9)
 
 
@@ -221,9 +219,8 @@ def test_an_adapted_policy_is_trained_with_a_critic(trunk: str) -> None:
     assert metrics["num_updates"] == 8
     now = dict(policy.model.named_parameters())
     assert all(torch.equal(now[name], each) for name, each in frozen.items())
-    assert not torch.equal(
-        parameters_to_vector([each for each in policy.model.parameters() if each.requires_grad]), adapter
-    )
+    moved = parameters_to_vector([each for each in policy.model.parameters() if each.requires_grad])
+    assert not torch.equal(moved, adapter)
 
 
 def test_the_policy_waits_until_the_critic_explains_returns_that_it_has_not_seen() -> None:
@@ -280,11 +277,8 @@ def test_a_restored_learner_takes_the_step_that_the_saved_one_took_bit_for_bit(t
     checkpoint = replace(checkpoint, state=json.loads(json.dumps(checkpoint.state)))
     second = stages_with(config, critic_reward)
     trained_by_reward(second.learner).restore(checkpoint)
-    assert (
-        second.learner.actor_critic_state
-        == first.learner.actor_critic_state
-        != stages_with(config, critic_reward).learner.actor_critic_state
-    )
+    new, *kept = (each.learner.actor_critic_state for each in (stages_with(config, critic_reward), first, second))
+    assert new != kept[0] == kept[1]
     for stages in (first, second):
         stages.learn(stages.credited(3))
     theirs, ours = (trained_by_reward(each.learner).tensors() for each in (first, second))

@@ -118,14 +118,11 @@ def test_peft_transformers_and_we_read_what_is_saved(family: str, tmp_path: Path
     write_adapter(model, tmp_path / "adapter")
     with torch.no_grad():
         expected = logits(model)
-        theirs = logits(
-            peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
-        )
-        assert (theirs - expected).abs().max() <= 1e-5
+        theirs = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
+        assert (logits(theirs) - expected).abs().max() <= 1e-5
         again = load_policy(ModelOptions(path=str(tmp_path / "adapter"), device="cpu")).model
-        assert {name: t.tolist() for name, t in adapter_tensors(again).items()} == {
-            name: t.tolist() for name, t in adapter_tensors(model).items()
-        }
+        read, made = ({n: t.tolist() for n, t in adapter_tensors(each).items()} for each in (again, model))
+        assert read == made
         assert torch.equal(logits(again), expected)
         alone = small_model(family)
         alone.load_state_dict(merged_weights(model, None))
@@ -231,9 +228,8 @@ def test_what_all_linear_reaches_of_a_mixture_is_said_and_4_bits_of_less_than_ha
     over_experts = MemorySetup(adapter_rank=2, adapts_experts=True)
     planned = trained_parameters(shape_of(model), over_experts)
     add_adapter(model, AdapterOptions(rank=2), seed=0)
-    assert f"all-linear is {share} of the matrix weights" in "\n".join(
-        adapter_lines(as_policy(model, tokenizer()), SftOptions())
-    )
+    said = "\n".join(adapter_lines(as_policy(model, tokenizer()), SftOptions()))
+    assert f"all-linear is {share} of the matrix weights" in said
     other = small_model("mixtral")
     add_adapter(other, AdapterOptions(rank=2, targets=("all-linear", "experts")), seed=0)
     assert planned == sum(each.numel() for each in other.parameters() if each.requires_grad)

@@ -174,9 +174,8 @@ def gradients(policy: Policy) -> tuple[dict[str, Tensor], int]:
         hidden = policy.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF))
         loss = hidden.float().square().sum()
     loss.backward()
-    return {name: each.grad for name, each in policy.model.named_parameters() if each.grad is not None}, sum(
-        kept.values()
-    )
+    found = {name: each.grad for name, each in policy.model.named_parameters() if each.grad is not None}
+    return found, sum(kept.values())
 
 
 @each_family

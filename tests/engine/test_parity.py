@@ -37,15 +37,7 @@ from tests.support.engines import ChangedEngine
 from tests.support.families import CONTEXT, WINDOW, family_policy
 from tests.support.refusals import refused
 from tests.support.runs import records, save_tiny_model, tiny_recipe
-from tests.support.tiny import (
-    FAMILIES,
-    SHAPE,
-    STOP_IDS,
-    batch_of,
-    request,
-    some_prompts,
-    tiny_policy,
-)
+from tests.support.tiny import FAMILIES, SHAPE, STOP_IDS, batch_of, request, some_prompts, tiny_policy
 
 LENGTHS = (3, 17, 1, 9)
 

@@ -122,9 +122,8 @@ def test_an_adapter_is_exported_as_peft_writes_it_with_the_digest_of_its_base(tm
     exported = ExportedWeights(policy).adapter()
     save_adapter(policy, tmp_path / "saved")
     written = load_file(tmp_path / "saved" / "adapter_model.safetensors")
-    assert {name: tensor.tolist() for name, tensor in exported.tensors.items()} == {
-        name: tensor.tolist() for name, tensor in written.items()
-    }
+    ours, theirs = ({name: each.tolist() for name, each in of.items()} for of in (exported.tensors, written))
+    assert ours == theirs
     assert exported.settings == json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
     assert (exported.base, exported.base_digest) == (str(model), model_digest(model))
 

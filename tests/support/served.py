@@ -23,9 +23,9 @@ def serving(policy: Policy, *, name: str, seconds: float = 600.0, token: str = "
 
 
 @contextmanager
-def served_bundled_model(token: str = "") -> Iterator[HttpServer]:
-    """A server in a thread of this process, on a free port."""
-    with serving(load_policy(ModelOptions()), name="bundled", token=token) as made:
+def served(policy: Policy | None = None, *, name: str = "bundled", **how: Any) -> Iterator[HttpServer]:
+    """A server of a policy, the bundled model's if none is given, in a thread of this process, on a free port."""
+    with serving(policy or load_policy(ModelOptions()), name=name, **how) as made:
         threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield made
         made.shutdown()

@@ -262,12 +262,8 @@ def test_a_run_stops_where_it_no_longer_improves_and_ends_with_its_best_weights(
     state = made.state
     assert (state.best_metric, state.best_global_step) == (0.9, 2)
     assert state.best_model_checkpoint == str(folder / "checkpoints" / "step-000002")
-    assert [*saved_steps(folder / "checkpoints")] == [
-        0,
-        1,
-        2,
-        4,
-    ]  # .2, then .9; the first and the last are always there
+    # .2, then .9; the first and the last are always there
+    assert [*saved_steps(folder / "checkpoints")] == [0, 1, 2, 4]
     best, last = policy_of(folder, 2), policy_of(folder, 4)
     assert same(best, made.model.state_dict())
     assert same(best, dict(AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()))
