@@ -49,15 +49,8 @@ def test_what_reaches_the_terminal_steers_nothing_and_cannot_pass_for_ours(text,
     said = capsys.readouterr().out
     assert steering(said) == []
     ours = [line for line in said.splitlines() if not line.startswith("  | ")]
-    assert ours == [
-        "1 A is better   2 B is better   t tie   s skip   u undo   q end",
-        "",
-        "0 of 1 judged by anna",
-        "Prompt",
-        "A",
-        "B",
-        "Which?",
-    ]
+    keys = "1 A is better   2 B is better   t tie   s skip   u undo   q end"
+    assert ours == [keys, "", "0 of 1 judged by anna", "Prompt", "A", "B", "Which?"]
 
 
 def test_a_long_line_and_many_lines_all_have_their_bar(tmp_path: Path) -> None:
@@ -68,10 +61,7 @@ def test_a_long_line_and_many_lines_all_have_their_bar(tmp_path: Path) -> None:
 
 
 def test_the_page_puts_texts_in_as_text_and_asks_nobody_else() -> None:
-    assert "innerHTML" not in PAGE
-    assert "insertAdjacentHTML" not in PAGE
-    assert "document.write" not in PAGE
-    assert "eval(" not in PAGE
+    assert re.findall(r"innerHTML|insertAdjacentHTML|document\.write|eval\(", PAGE) == []
     assert re.findall(r"(?:src|href)=\"(?!data:,)", PAGE) == []
     assert re.findall(r"https?://|//[a-z]|url\(|@import", PAGE) == []
     assert re.findall(r"\son\w+=", PAGE) == []  # handlers in tags, which the policy would not run
@@ -82,16 +72,12 @@ def test_a_policy_lets_the_page_s_own_script_run_and_nothing_else(tmp_path: Path
     with voting(ballot(tmp_path)) as server:
         _, headers, content = asked(server, "/", token=None)
     policy = dict(each.strip().split(" ", 1) for each in headers["content-security-policy"].split(";"))
-    assert policy["default-src"] == "'none'"
     (script,) = re.findall(rb"<script>(.*?)</script>", content, flags=re.DOTALL)
     assert policy["script-src"] == f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'"
     assert policy["connect-src"] == "'self'"
-    for name in ("base-uri", "form-action", "frame-ancestors"):
-        assert policy[name] == "'none'"
-    assert headers["x-content-type-options"] == "nosniff"
-    assert headers["x-frame-options"] == "DENY"
-    assert headers["referrer-policy"] == "no-referrer"
-    assert headers["cache-control"] == "no-store"
+    assert {policy[name] for name in ("default-src", "base-uri", "form-action", "frame-ancestors")} == {"'none'"}
+    others = {"x-content-type-options": "nosniff", "x-frame-options": "DENY", "cache-control": "no-store"}
+    assert {**others, "referrer-policy": "no-referrer"}.items() <= headers.items()
 
 
 OTHERS = {

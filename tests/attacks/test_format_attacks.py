@@ -199,7 +199,7 @@ SLOW_TO_READ = {
 
 @pytest.mark.parametrize("name", SLOW_TO_READ)
 def test_hostile_text_is_read_in_a_second(name: str) -> None:
-    text = "<think>h" + SLOW_TO_READ[name] * (1_000_000 // len(PIECES[name]))
+    text = "<think>h" + SLOW_TO_READ[name] * (1_000_000 // len(SLOW_TO_READ[name]))
     reader = BehaviourReader(TABLE)
     assert len(text) > 10 * MAX_CHARACTERS
     assert idle_milliseconds(lambda: reader.read(text, COLUMNS)) < 1000

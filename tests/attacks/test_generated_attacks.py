@@ -23,9 +23,8 @@ REWARD = GeneratedReward(cpu_seconds=0.5)
 @pytest.fixture(scope="module")
 def rows() -> dict[str, dict[str, object]]:
     asked = {"options": {}, "seed": 3, "size": 1}
-    return {
-        name: next(iter(rows_or_error({**asked, "generator": name}))) for name in (*GENERATORS, "puzzle24", "countdown")
-    }
+    names = (*GENERATORS, "puzzle24", "countdown")
+    return {name: next(iter(rows_or_error({**asked, "generator": name}))) for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -54,32 +53,18 @@ def test_no_trick_is_paid_and_none_runs(name, rows, resources, tmp_path) -> None
         f"__import__('pathlib').Path({str(mark)!r}).touch()",
         f"open({str(mark)!r}, 'w')",
         "().__class__.__base__.__subclasses__()",
-        "nan",
-        "nan + nani",
-        "inf",
-        "9**9**9**9",
-        "6*4*1*1",
-        "[]",
-        "{}",
-        "null",
-        "[" * 5000,
-        "0" * 9000,
-        "x" * 100_000,
-        "\x00\ud800",
+        *("nan", "nan + nani", "inf", "9**9**9**9", "6*4*1*1", "[]", "{}", "null", "\x00\ud800"),
+        *("[" * 5000, "0" * 9000, "x" * 100_000),
     ]
-    for text, said in zip(
-        texts, verdicts(rows[name], [f"<answer>{each}</answer>" for each in texts], resources), strict=True
-    ):
-        assert said.score == 0.0, (text[:40], said)
+    said = verdicts(rows[name], [f"<answer>{each}</answer>" for each in texts], resources)
+    assert [(text[:40], each) for text, each in zip(texts, said, strict=True) if each.score != 0.0] == []
     assert not mark.exists()
 
 
 def test_a_formula_that_never_ends_is_killed(rows: dict[str, dict[str, object]], resources: Resources) -> None:
-    tower, own = verdicts(
-        rows["simple_integration"],
-        ["<answer>9**9**9**9**x</answer>", f"<answer>{rows['simple_integration']['answer']}</answer>"],
-        resources,
-    )
+    row = rows["simple_integration"]
+    texts = ["<answer>9**9**9**9**x</answer>", f"<answer>{row['answer']}</answer>"]
+    tower, own = verdicts(row, texts, resources)
     assert tower.score == 0.0
     assert own.score == 1.0  # whoever shares the process is asked in another
 

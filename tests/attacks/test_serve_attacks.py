@@ -61,19 +61,19 @@ def endless(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         yield
 
 
-def client(server: HttpServer) -> socket.socket:
+def client(port: int, asks: Mapping[str, object] = ASKS) -> socket.socket:
     """A client that has asked for a completion and reads nothing."""
-    body = json.dumps(ASKS).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n"
+    body = json.dumps(asks).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    made = socket.create_connection(("127.0.0.1", server.server_port))
+    made = socket.create_connection(("127.0.0.1", port))
     made.sendall(head.encode() + body)
     return made
 
 
 def test_a_client_that_leaves_ends_its_request(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with endless(server, monkeypatch):
-        first = client(server)
+        first = client(server.server_port)
         until(lambda: server.service.turn is not None)
         first.close()
         until(lambda: server.service.turn is None)
@@ -82,7 +82,7 @@ def test_a_client_that_leaves_ends_its_request(server: HttpServer, monkeypatch: 
 
 def test_a_client_that_has_only_ended_its_sending_gets_its_answer(server: HttpServer) -> None:
     with server.service.lock:  # as while another request is answered
-        first = client(server)
+        first = client(server.server_port)
         first.shutdown(socket.SHUT_WR)
         until(lambda: len(server.service.waiting) == 1)
         time.sleep(3 * completion_service.LOOK_SECONDS)  # it is looked at more than once
@@ -97,7 +97,7 @@ def test_a_client_that_has_only_ended_its_sending_gets_its_answer(server: HttpSe
 
 def test_a_client_that_leaves_later_ends_its_request(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with endless(server, monkeypatch):
-        first = client(server)
+        first = client(server.server_port)
         first.shutdown(socket.SHUT_WR)
         assert first.recv(1 << 10) == b"HTTP/1.1 100 Continue\r\n\r\n"
         until(lambda: server.service.turn is not None)
@@ -109,7 +109,7 @@ def test_a_client_that_leaves_the_queue_is_not_served(server: HttpServer, monkey
     served = []
     monkeypatch.setattr(server.service.engine, "open", served.append)
     with server.service.lock:  # as while another request is answered
-        second = client(server)
+        second = client(server.server_port)
         until(lambda: len(server.service.waiting) == 1)
         second.close()
         until(lambda: not server.service.waiting)
@@ -130,7 +130,7 @@ def test_a_judge_that_waits_no_longer_leaves_no_request(server: HttpServer, monk
 
 def test_health_is_that_of_the_engine(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with endless(server, monkeypatch):
-        first = client(server)
+        first = client(server.server_port)
         until(lambda: server.service.turn is not None)
         status, said = asked(server, "/health")
         assert (status, said["status"], said["engine"], said["waiting"]) == (200, "ok", "sampling", 0)
@@ -184,9 +184,8 @@ def test_openai_s_client_brings_the_token_as_its_key(locked: HttpServer) -> None
     base_url = f"http://127.0.0.1:{locked.server_port}/v1"
     with openai.OpenAI(base_url=base_url, api_key="s3cret", max_retries=0) as ours:
         assert [model.id for model in ours.models.list()] == ["bundled"]
-        answer = ours.chat.completions.create(
-            model="bundled", messages=[{"role": "user", "content": QUESTION}], max_tokens=4, n=2, seed=1
-        )
+        messages = [{"role": "user", "content": QUESTION}]
+        answer = ours.chat.completions.create(model="bundled", messages=messages, max_tokens=4, n=2, seed=1)
         assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
         assert answer.usage.completion_tokens == 8
         with refused("answers are given whole", error=openai.BadRequestError):
@@ -201,9 +200,8 @@ def test_a_long_text_is_refused_by_its_beginning(server, path, monkeypatch) -> N
     seen = []
     tokenizer, most = server.service.renderer.tokenizer, server.service.policy.max_positions
     encode = type(tokenizer).__call__
-    monkeypatch.setattr(
-        type(tokenizer), "__call__", lambda self, text, **k: (seen.append(len(text)), encode(self, text, **k))[1]
-    )
+    noting = lambda self, text, **given: (seen.append(len(text)), encode(self, text, **given))[1]
+    monkeypatch.setattr(type(tokenizer), "__call__", noting)
     text = "ab " * 1_000_000
     body = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
     status, said = asked(server, path, body)
@@ -212,10 +210,10 @@ def test_a_long_text_is_refused_by_its_beginning(server, path, monkeypatch) -> N
     assert max(seen, default=0) < 100 * most < len(text)
 
 
-def raw(server: HttpServer, request: str, body: bytes = b"") -> int:
+def raw(port: int, request: str, body: bytes = b"") -> int:
     """The status of an answer to a request as it is written, PORT being the server's."""
-    with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as made:
-        made.sendall(request.replace("PORT", str(server.server_port)).encode() + b"\r\n\r\n" + body)
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as made:
+        made.sendall(request.replace("PORT", str(port)).encode() + b"\r\n\r\n" + body)
         return int(made.makefile("rb").readline().split()[1])
 
 
@@ -235,20 +233,20 @@ HOST = "\r\nHost: 127.0.0.1:PORT"
     ],
 )
 def test_a_target_and_a_host_are_one_and_this_servers(request_line: str, status: int, server: HttpServer) -> None:
-    assert raw(server, request_line) == status
+    assert raw(server.server_port, request_line) == status
 
 
 def test_a_body_that_is_too_large_is_read_past_and_its_client_told(server: HttpServer) -> None:
     size = 9 << 20
     head = f"POST /v1/completions HTTP/1.1{HOST}\r\nContent-Type: application/json\r\nContent-Length: {size}"
-    assert raw(server, head, b" " * size) == 413
+    assert raw(server.server_port, head, b" " * size) == 413
 
 
 @pytest.mark.parametrize(
     ("brought", "status"), [("bearer s3cret", 200), ("BEARER s3cret", 200), ("Basic s3cret", 401), ("s3cret", 401)]
 )
 def test_the_scheme_of_a_token_may_be_in_small_letters(locked: HttpServer, brought: str, status: int) -> None:
-    assert raw(locked, f"GET /v1/models HTTP/1.1{HOST}\r\nAuthorization: {brought}") == status
+    assert raw(locked.server_port, f"GET /v1/models HTTP/1.1{HOST}\r\nAuthorization: {brought}") == status
 
 
 def test_all_of_this_machines_own_addresses_need_no_token() -> None:
@@ -284,19 +282,22 @@ def test_a_token_of_the_environment_obeys_too(value, flags, says, monkeypatch) -
     assert "s3cret" not in said
 
 
-def test_a_token_of_the_environment_protects_the_server_and_is_not_printed() -> None:
+@contextmanager
+def served_by_command(**variables: str) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
+    """The process, what it says first, and its port."""
     command = [sys.executable, "-m", "posttrain", "serve", "bundled", "--port", "0"]
-    environment = {**os.environ, "POSTTRAIN_SERVE_TOKEN": "s3cret"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
-        assert process.stdout is not None
-        address, told = process.stdout.readline(), process.stdout.readline()
-        found = re.search(r"http://127.0.0.1:(\d+)/v1", address)
-        assert found is not None
-        statuses = []
-        for headers in ("", "Authorization: Bearer s3cret\r\n"):
-            with socket.create_connection(("127.0.0.1", int(found[1]))) as made:
-                made.sendall(f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:{found[1]}\r\n{headers}\r\n".encode())
-                statuses.append(int(made.makefile("rb").readline().split()[1]))
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {**os.environ, **variables}, "text": True}
+    with subprocess.Popen(command, **given) as process:
+        said = process.stdout.readline()
+        yield process, said, int(re.search(r"http://127.0.0.1:(\d+)/v1", said)[1])
+
+
+def test_a_token_of_the_environment_protects_the_server_and_is_not_printed() -> None:
+    with served_by_command(POSTTRAIN_SERVE_TOKEN="s3cret") as (process, address, port):
+        told = process.stdout.readline()
+        statuses = [
+            raw(port, f"GET /v1/models HTTP/1.1{HOST}{header}") for header in ("", "\r\nAuthorization: Bearer s3cret")
+        ]
         process.send_signal(signal.SIGINT)
     assert statuses == [401, 200]
     assert "POSTTRAIN_SERVE_TOKEN" in told
@@ -304,15 +305,9 @@ def test_a_token_of_the_environment_protects_the_server_and_is_not_printed() -> 
 
 
 def test_an_interrupt_ends_the_server_while_it_answers() -> None:
-    command = [sys.executable, "-m", "posttrain", "serve", "bundled", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        found = re.search(r"http://127.0.0.1:(\d+)/v1", process.stdout.readline())
-        assert found is not None
-        body = json.dumps({"prompt": QUESTION, "max_tokens": 10**6, "n": 128, "temperature": 100}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{found[1]}\r\nContent-Type: application/json\r\n"
-        with socket.create_connection(("127.0.0.1", int(found[1]))) as made:
-            made.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    with served_by_command() as (process, _, port):
+        asks = {"prompt": QUESTION, "max_tokens": 10**6, "n": 128, "temperature": 100}
+        with client(port, asks):
             time.sleep(0.3)  # it may have begun to sample; where it has not, the end must be as clean
             os.kill(process.pid, signal.SIGINT)
             _, errors = process.communicate(timeout=120)

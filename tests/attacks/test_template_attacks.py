@@ -100,23 +100,23 @@ def test_nothing_looks_on_when_nothing_is_rendered() -> None:
     assert LIMIT.ends == {}
 
 
+def memory_limit() -> tuple[int, int]:
+    return chat_templates.resource.getrlimit(chat_templates.resource.RLIMIT_AS)
+
+
 def test_a_template_that_fills_memory_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "active_count", lambda: 1)
-    before = chat_templates.resource.getrlimit(chat_templates.resource.RLIMIT_AS)
-    for template in (
-        "{{ 'a' * 10000000000 }}",
-        "{{ messages[0].content.ljust(10000000000) }}",
-        "{{ '%9999999999d' % 1 }}",
-    ):
+    before = memory_limit()
+    for made in ("'a' * 10000000000", "messages[0].content.ljust(10000000000)", "'%9999999999d' % 1"):
         with refused("prompt 'rows.jsonl:3': ", "roles: user"):
-            rendered(template)
-    assert chat_templates.resource.getrlimit(chat_templates.resource.RLIMIT_AS) == before
+            rendered(f"{{{{ {made} }}}}")
+    assert memory_limit() == before
 
 
 def test_memory_is_bounded_while_other_threads_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a server, and in a script that loaded a model by transformers, which leaves a thread."""
     monkeypatch.setattr(chat_templates.os, "sysconf", lambda name: 0)
-    done, before = threading.Event(), chat_templates.resource.getrlimit(chat_templates.resource.RLIMIT_AS)
+    done, before = threading.Event(), memory_limit()
     others = [threading.Thread(target=done.wait) for _ in range(2)]
     for thread in others:
         thread.start()
@@ -125,12 +125,11 @@ def test_memory_is_bounded_while_other_threads_are_alive(monkeypatch: pytest.Mon
             rendered("{{ 'a' * 3000000000 }}")
     finally:
         done.set()
-    assert chat_templates.resource.getrlimit(chat_templates.resource.RLIMIT_AS) == before
+    assert memory_limit() == before
 
 
 def test_renderings_side_by_side_share_one_limit_and_the_last_takes_it_back() -> None:
-    resource = chat_templates.resource
-    before = resource.getrlimit(resource.RLIMIT_AS)
+    before = memory_limit()
     memory, inside, leave = chat_templates.MemoryLimit(), threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -140,12 +139,12 @@ def test_renderings_side_by_side_share_one_limit_and_the_last_takes_it_back() ->
     first = threading.Thread(target=lambda: memory.within(wait))
     first.start()
     inside.wait()
-    lowered = resource.getrlimit(resource.RLIMIT_AS)
-    assert memory.within(lambda: resource.getrlimit(resource.RLIMIT_AS)) == lowered != before
-    assert resource.getrlimit(resource.RLIMIT_AS) == lowered
+    lowered = memory_limit()
+    assert memory.within(memory_limit) == lowered != before
+    assert memory_limit() == lowered
     leave.set()
     first.join()
-    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    assert memory_limit() == before
 
 
 def test_the_command_names_the_row_at_which_a_template_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,10 +230,7 @@ def test_an_honest_recipe_may_repeat_itself_by_aliases() -> None:
 
 
 def test_what_a_section_said_before_it_was_renamed_is_forgotten() -> None:
-    layers = [
-        RecipeLayer(where="one", sections={"algorithm": {"name": "dapo", "clip_high": 0.3}}),
-        RecipeLayer(where="two", sections={"algorithm": {"name": "grpo"}}),
-    ]
-    merged = merge(layers)
+    said = {"one": {"name": "dapo", "clip_high": 0.3}, "two": {"name": "grpo"}}
+    merged = merge([RecipeLayer(where=where, sections={"algorithm": each}) for where, each in said.items()])
     assert merged.sections == {"algorithm": {"name": "grpo"}}
     assert merged.origins == {"algorithm": "two", "algorithm.name": "two"}

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,54 +22,37 @@ from tests.support.worker_rows import function_of
 
 ROOT = Path(__file__).parents[2]
 
-CRASHES = """
-import ctypes, os, resource, signal, sys, time
-
-def ends(response):
-    if response == "bad":
-        os._exit(0)
-    return 1.0
-
-def leaves(response):
-    if response == "bad":
-        sys.exit("enough")
-    return 1.0
-
-def segfaults(response):
-    if response == "bad":
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        ctypes.string_at(0)
-    return 1.0
-
-def is_killed(response):
-    if response == "bad":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return 1.0
-
-def lets_go(response):
-    if response == "bad":
-        os.closerange(0, 256)
+TALKS = """
+for descriptor in range(3, 64):
+    try:
+        os.write(descriptor, b"\\x05\\0\\0\\0hello")
+    except OSError:
+        pass
+time.sleep(60)
+"""
+IGNORES = """
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+while True:
+    try:
         time.sleep(60)
-    return 1.0
+    except BaseException:
+        pass
+"""
+CRASHES = {
+    "os._exit(0)": "exited with 0",
+    "resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); ctypes.string_at(0)": "ended by SIGSEGV",
+    "os.kill(os.getpid(), signal.SIGKILL)": "ended by SIGKILL",
+    "os.closerange(0, 256); time.sleep(60)": "ended by SIGKILL",
+    TALKS: "ended by SIGKILL",
+    IGNORES: "item_seconds = 1",
+}
+CRASHING = """
+import ctypes, os, resource, signal, time
 
-def talks(response):
+def mine(response):
     if response == "bad":
-        for descriptor in range(3, 64):
-            try:
-                os.write(descriptor, b"\\x05\\0\\0\\0hello")
-            except OSError:
-                pass
-        time.sleep(60)
-    return 1.0
-
-def ignores(response):
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    while response == "bad":
-        try:
-            time.sleep(60)
-        except BaseException:
-            pass
+{}
     return 1.0
 """
 
@@ -128,23 +112,14 @@ def pids(folder: Path) -> list[tuple[int, int]]:
     return [(int(text[0]), int(text[1])) for text in texts if len(text) == 2]
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("ends", "exited with 0"),
-        ("segfaults", "ended by SIGSEGV"),
-        ("is_killed", "ended by SIGKILL"),
-        ("lets_go", "ended by SIGKILL"),
-        ("talks", "ended by SIGKILL"),
-        ("ignores", "item_seconds = 1"),
-    ],
-)
-def test_a_crash_costs_its_own_score_and_no_other(tmp_path: Path, name: str, says: str) -> None:
-    function = function_of(tmp_path, CRASHES, name, workers=2, item_seconds=1.0)
+@pytest.mark.parametrize("crash", CRASHES)
+def test_a_crash_costs_its_own_score_and_no_other(tmp_path: Path, crash: str) -> None:
+    source = CRASHING.format(textwrap.indent(crash, " " * 8))
+    function = function_of(tmp_path, source, workers=2, item_seconds=1.0)
     grades = grade([group(["a"] * 10 + ["bad"] + ["b"] * 10)], [function])
     assert grades.scores[0, 0].isnan().nonzero().flatten().tolist() == [10]
     assert grades.scores.nansum() == 20
-    with refused("1 of 1", says, error=RunError):
+    with refused("1 of 1", CRASHES[crash], error=RunError):
         grade([group(["bad"])], [function])
 
 
@@ -196,13 +171,9 @@ def trainer(folder: Path, *texts: str) -> subprocess.Popen[str]:
     (folder / "my_rewards.py").write_text(PIDS)
     (folder / "trainer.py").write_text(TRAINER)
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    return subprocess.Popen(
-        [sys.executable, str(folder / "trainer.py"), str(folder / "my_rewards.py"), *texts],
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, str(folder / "trainer.py"), str(folder / "my_rewards.py"), *texts]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **pipes)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
@@ -276,8 +247,7 @@ def test_an_interrupt_ends_every_worker_at_once(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_behind_and_every_outcome_comes_as_often_as_it_should() -> None:
-    outcomes = soak(1000)
-    assert outcomes == {
+    assert soak(1000) == {
         "passed": 75 * 10,
         "raised": (8 + 4 + 3 + 2) * 10,
         "syntax_error": 5 * 10,
@@ -288,8 +258,7 @@ def test_nothing_is_left_behind_and_every_outcome_comes_as_often_as_it_should() 
 
 
 def test_a_function_in_workers_leaves_nothing_behind_and_every_outcome_comes_as_often_as_it_should() -> None:
-    outcomes = soak_workers(2000)
-    assert outcomes == {
+    assert soak_workers(2000) == {
         "4.0": 480 * 4 + 100 + 1000,  # the length of "good", of which there are more at the end
         "6.0": (5 + 2) * 4,  # and of "prints" and "starts"
         "InvalidScore": 10 * 4,

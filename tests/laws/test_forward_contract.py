@@ -1,5 +1,6 @@
-"""The forward contract: a loss reads nothing else of a forward pass, and only sampled tokens are predicted."""
+"""The forward contract, and the shared-prompt layout, which keeps it: what the model itself gives on plain rows."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -9,16 +10,22 @@ from torch import Tensor
 from posttrain.algorithms.preference_losses import OfPairs, PairObjective
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
+from posttrain.models import forward
 from posttrain.models.classifiers.heads import new_scorer
 from posttrain.models.conversation_masks import answered
-from posttrain.models.forward import Completions, ForwardNeeds, ForwardPass
+from posttrain.models.forward import Completions, ForwardNeeds, ForwardPass, PlainForward, SharedPromptForward
+from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy, as_policy
+from posttrain.models.shared_prompt import attention, decoder
+from posttrain.models.shared_prompt.attention import PackedLayout, attend, repeated_heads
+from posttrain.models.shared_prompt.fused import embed
 from posttrain.training.pair_updates import accumulate_pairs
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.sft.sft_run import accumulate_examples, held_out_loss
 from posttrain.training.update import Objective
 from tests.support import tiny
 from tests.support.pairs import some_pairs
+from tests.support.refusals import refused
 from tests.support.tiny import tiny_model, tiny_policy
 
 PROMPTS, COMPLETIONS, PROMPT_OF = [(1, 2, 3), (4, 5)], [(6, 7, 8, 9), (10,), (11, 12, 13)], [0, 0, 1]
@@ -168,3 +175,139 @@ def test_whole_distributions_carry_no_gradient(packed: bool) -> None:
     assert parts.logprobs.requires_grad
     assert parts.distributions is not None
     assert not parts.distributions.logits().requires_grad
+
+
+CPU = torch.device("cpu")
+DRAW = random.Random(0)
+Tokens = tuple[int, ...]
+Rows = tuple[list[Tokens], list[Tokens], list[int]]
+
+BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-12}
+"""Relative distance between two ways to the same gradient; the design asks for 1e-6 in float64."""
+
+
+# Prompts of one token and of many; completions of one token, which have no input of their own; a group of one.
+ROWS: Rows = (
+    [tuple(DRAW.choices(range(tiny.VOCAB), k=length)) for length in (5, 1, 17, 3)],
+    [tuple(DRAW.choices(range(tiny.VOCAB), k=length)) for length in (1, 4, 9, 2, 3, 1, 1, 12, 11, 1, 7, 6)],
+    [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3],
+)
+TOGETHER = torch.linspace(-1.0, 2.0, sum(len(tokens) for tokens in ROWS[1]), dtype=torch.float64)
+"""A weight of its own for every completion token, so that a row out of place shows."""
+
+
+def hidden(policy: Policy, layout: str = "shared", rows: Rows = ROWS) -> torch.Tensor:
+    """Hidden states of completions, by rows that share their prompts, rows side by side, or padded ones."""
+    if layout == "padded":
+        return PlainForward(policy.model, policy.compute_dtype).completion_hidden(Completions(*rows))
+    assert isinstance(policy.forward, SharedPromptForward)
+    if layout == "shared":
+        return forward.shared_hidden(policy.forward.decoder, Completions(*rows))
+    prompts, completions, prompt_of = rows
+    apart = Completions([prompts[p] for p in prompt_of], completions, range(len(completions)))
+    return forward.sequence_hidden(policy.forward.decoder, apart)
+
+
+def loss(logprobs: torch.Tensor) -> torch.Tensor:
+    return (TOGETHER.to(logprobs) * logprobs).sum()
+
+
+def gradient(policy: Policy, value: torch.Tensor) -> torch.Tensor:
+    policy.model.zero_grad()
+    value.backward()
+    return tiny.flat_gradient(policy)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=["f32", "f64"])
+@pytest.mark.parametrize(
+    ("layout", "family"),
+    [
+        *((layout, family) for layout in ("shared", "sequences") for family in tiny.ALL_DECODERS),
+        ("padded", "gpt2_plain"),
+        ("padded", "qwen3"),
+    ],
+)
+def test_every_layout_gives_the_loss_and_gradient_of_the_plain_model(layout: str, family: str, dtype) -> None:
+    policy, bound = tiny_policy(family, dtype), BOUNDS[dtype]
+    prompts, completions, prompt_of = ROWS
+    rows = [(prompts[p], tokens) for p, tokens in zip(prompt_of, completions, strict=True)]
+    expected = loss(torch.cat([tiny.plain_logprobs(policy.model, *row) for row in rows]))
+    targets = torch.tensor([token for tokens in completions for token in tokens])
+    actual = loss(token_logprobs(hidden(policy, layout), policy.output_layer, targets))
+    assert actual.item() == pytest.approx(expected.item(), rel=bound)
+    assert tiny.relative_distance(gradient(policy, actual), gradient(policy, expected)) <= bound
+
+
+@pytest.mark.parametrize("fill", [0.0, 0.75, 1.0], ids=["one_bucket", "some", "own_bucket_for_each_length"])
+def test_buckets_of_like_lengths_change_no_hidden_state(fill: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy()
+    monkeypatch.setattr(attention, "BUCKET_FILL", fill)
+    torch.testing.assert_close(hidden(policy), hidden(policy, "padded"), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_order_of_rows_and_prompts_changes_nothing(seed: int) -> None:
+    policy, source = tiny_policy("llama"), random.Random(seed)
+    prompts, completions, prompt_of = ROWS
+    parts = hidden(policy).split([len(tokens) for tokens in completions])
+    rows, places = list(range(len(completions))), list(range(len(prompts)))
+    source.shuffle(rows)
+    source.shuffle(places)
+    of_rows = [places.index(prompt_of[row]) for row in rows]
+    moved = hidden(policy, rows=([prompts[place] for place in places], [completions[row] for row in rows], of_rows))
+    torch.testing.assert_close(moved, torch.cat([parts[row] for row in rows]), rtol=0, atol=1e-12)
+
+
+def test_what_a_sibling_says_reaches_no_other_completion() -> None:
+    # Not to rounding but to the bit: of the other rows nothing is read at all.
+    policy, (prompts, completions, prompt_of) = tiny_policy(), ROWS
+    other = [completions[0], tuple((token + 1) % tiny.VOCAB for token in completions[1]), *completions[2:]]
+    before, after = (hidden(policy, rows=(prompts, rows, prompt_of)) for rows in (completions, other))
+    first, second = len(completions[0]), len(completions[0]) + len(completions[1])
+    assert torch.equal(before[:first], after[:first])
+    assert torch.equal(before[second:], after[second:])
+    assert not torch.equal(before[first + 1 : second], after[first + 1 : second])
+
+
+def test_positions_go_on_from_the_prompt() -> None:
+    # Two roots of 3 and 2 tokens, then branches of 2, 0 and 1 tokens that continue roots 0, 1 and 1.
+    layout = PackedLayout([3, 2], [2, 0, 1], [0, 1, 1])
+    assert layout.num_tokens == 8
+    assert layout.indices(CPU).positions.tolist() == [0, 1, 2, 0, 1, 3, 4, 2]
+
+
+def test_every_token_has_one_slot_and_is_found_there() -> None:
+    layout = PackedLayout([3, 20, 2], [2, 9, 1, 0, 10], [0, 1, 1, 2, 2])
+    indices = layout.indices(CPU)
+    assert indices.token_of_slot[indices.slot_of_token].tolist() == list(range(47))
+    # 20 | 3 | 2 (2 is less than 3/4 of 3), then 10 and 9 together | 2 | 1: padding in one place only.
+    assert len(indices.token_of_slot) == 20 + 3 + 2 + 2 * 10 + 2 + 1
+
+
+def test_heads_that_are_repeated_give_what_grouped_heads_give() -> None:
+    dice = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 5, 7, generator=dice, dtype=torch.float64) for heads in (6, 2, 2))
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
+    grouped = attend(query, key, value, mask)
+    assert repeated_heads(key, 6).shape[1] == 6
+    repeated = attend(query, repeated_heads(key, 6), repeated_heads(value, 6), mask)
+    torch.testing.assert_close(repeated, grouped, rtol=0, atol=1e-14)
+
+
+def test_a_prompt_without_a_token_has_no_place_in_the_layout() -> None:
+    with refused("a root has a token at least", error=AssertionError):
+        PackedLayout([3, 0])
+
+
+def test_a_prompt_goes_through_the_model_once_for_all_its_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, seen = tiny_policy(), []
+
+    def counted(embedding: torch.nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
+        seen.append(tokens.numel())
+        return embed(embedding, tokens)
+
+    monkeypatch.setattr(decoder, "embed", counted)
+    prompts, completions = [(1, 2, 3, 4), (6, 7)], [(8, 9), (10,), (12, 13, 14), (3,), (4, 5)]
+    policy.forward.completion_hidden(Completions(prompts, completions, [0, 0, 0, 1, 1]))
+    # 4 + 2 tokens of prompts and 2 + 1 + 3 + 1 + 2 of completions; prompts once for each would be 3 · 4 + 2 · 2 + 9.
+    assert sum(seen) <= 6 + 9

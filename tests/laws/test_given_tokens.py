@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms import kl
-from posttrain.algorithms.credit import Evidence
-from posttrain.algorithms.terms import TokenView
-from posttrain.batch import Batch, TokenColumns, collate, completions_of
+from posttrain.batch import Batch, collate, completions_of
 from posttrain.models import forward as forward_module
 from posttrain.models.adapters.adaptable import add_adapter
 from posttrain.models.forward import CompletionBatch, PlainForward, predicting
@@ -32,7 +30,7 @@ from posttrain.training.reference import FrozenCopy, Teacher
 from posttrain.training.update import Observations, micro_losses
 from tests.support import tiny
 from tests.support.adapted import LORA, fill
-from tests.support.sequences import known, resampled
+from tests.support.sequences import evidence_of, known, resampled, view_of
 from tests.support.stages import LIMIT, Stages, stages_with
 from tests.support.tiny import tiny_model, tiny_policy
 
@@ -99,8 +97,8 @@ def stages_of(config: Mapping[str, Any], policy: Policy) -> Stages:
 
 
 def trained_parameters(stages: Stages) -> list[Tensor]:
-    critic = stages.learner.critic
-    modules = [stages.policy.model, *([] if critic is None else [critic.head])]
+    heads = [each.head for each in [stages.learner.critic] if each is not None]
+    modules = [stages.policy.model, *heads]
     return [each for module in modules for each in module.parameters() if each.requires_grad]
 
 
@@ -172,31 +170,29 @@ def gradient_by_the_formula(stages: Stages, collected: CollectedStep) -> Tensor:
         ends = [learner.critic.head(states(stages.policy, row)[-1:]) for row in rows]
         cut = torch.tensor([rollout.finish.cut_off for _, rollout in rows])
         final = (torch.cat(ends).detach() * cut).view(shape)
-    view = TokenView(
-        logprobs=logits.gather(1, targets)[:, 0],
-        rollout=torch.arange(len(rows)).repeat_interleave(lengths),
-        columns=columns_by_the_formula(
-            stages,
-            collected,
-            reference_logprobs=None if reference is None else reference.gather(1, targets)[:, 0],
-            teacher_logprobs=None if teacher is None else teacher.gather(1, targets)[:, 0],
-            proximal_logprobs=logits.detach().gather(1, targets)[:, 0],
-            values=None if values is None else values.detach(),
-            final_values=final,
-        ),
-        known=known(
-            values=values,
-            entropies=-(logits.exp() * logits).sum(dim=-1),
-            full_kl=None if reference is None else distribution_kl(logits, reference),
-            teacher_kl=None if teacher is None else distribution_kl(logits, teacher),
-        ),
+    columns = columns_by_the_formula(
+        stages,
+        collected,
+        reference_logprobs=None if reference is None else reference.gather(1, targets)[:, 0],
+        teacher_logprobs=None if teacher is None else teacher.gather(1, targets)[:, 0],
+        proximal_logprobs=logits.detach().gather(1, targets)[:, 0],
+        values=None if values is None else values.detach(),
+        final_values=final,
     )
+    seen = known(
+        values=values,
+        entropies=-(logits.exp() * logits).sum(dim=-1),
+        full_kl=None if reference is None else distribution_kl(logits, reference),
+        teacher_kl=None if teacher is None else distribution_kl(logits, teacher),
+    )
+    rollout = torch.arange(len(rows)).repeat_interleave(lengths)
+    view = view_of(logits.gather(1, targets)[:, 0], rollout, seen=seen, **columns)
     parameters = trained_parameters(stages)
     loss = (view.columns.weights * algorithm.loss(view)).sum()
     return flat(torch.autograd.grad(loss, parameters, allow_unused=True), parameters)
 
 
-def columns_by_the_formula(stages: Stages, collected: CollectedStep, **others: Tensor | None) -> TokenColumns:
+def columns_by_the_formula(stages: Stages, collected: CollectedStep, **others: Tensor | None) -> dict[str, Any]:
     """Credit of the sampled tokens and their weights, of what other models know of them."""
     algorithm, grades = stages.learner.algorithm, collected.grades
     rollouts = [rollout for group in collected.groups for rollout in group.rollouts]
@@ -204,27 +200,16 @@ def columns_by_the_formula(stages: Stages, collected: CollectedStep, **others: T
     columns = known(behaviour_logprobs=behaviour, **others)
     penalty = algorithm.kl_penalty
     lengths = torch.tensor([sum(each.sequence.sampled) for each in rollouts])
-    evidence = Evidence(
-        rewards=grades.rewards,
-        scores=grades.scores,
-        weights=grades.weights,
-        lengths=lengths.view(grades.rewards.shape),
-        max_completion_tokens=LIMIT,
-        token_rewards=None if penalty is None else -0.3 * kl.k1(behaviour, columns["reference_logprobs"]),
-        truncated=torch.tensor([each.finish.cut_off for each in rollouts]).view(grades.rewards.shape),
-        known=columns,
-    )
-    credit = algorithm.credit(evidence)
+    shape = grades.rewards.shape
+    given = {"scores": grades.scores, "weights": grades.weights, "known": columns}
+    given["token_rewards"] = None if penalty is None else -0.3 * kl.k1(behaviour, columns["reference_logprobs"])
+    given["truncated"] = torch.tensor([each.finish.cut_off for each in rollouts]).view(shape)
+    credit = algorithm.credit(evidence_of(grades.rewards, lengths.view(shape), limit=LIMIT, **given))
     scored = torch.ones(len(rollouts), dtype=torch.bool)
     weights = algorithm.token_weights(lengths, scored, max_completion_tokens=LIMIT)
-    kept = {name: each for name, each in columns.items() if name not in ("final_values", "behaviour_logprobs")}
-    return TokenColumns(
-        advantages=credit.advantages,
-        weights=weights.repeat_interleave(lengths),
-        behaviour_logprobs=behaviour,
-        value_range=credit.value_range,
-        known={**kept, **known(returns=credit.returns)},
-    )
+    columns.pop("final_values", None)
+    columns |= {"advantages": credit.advantages, "weights": weights.repeat_interleave(lengths)}
+    return columns | {"value_range": credit.value_range, "returns": credit.returns}
 
 
 @pytest.mark.parametrize("forward", ["shared prompt", "plain"])
@@ -246,9 +231,8 @@ def test_so_it_is_for_an_adapter(config: Mapping[str, Any]) -> None:
     policy = as_policy(model, tiny.tokenizer())
     stages = stages_of(config, replace(policy, forward=tiny.TrustedForward(model, policy.compute_dtype)))
     collected = inserted(stages.collected())
-    assert (
-        tiny.relative_distance(gradient_by_us(stages, collected), gradient_by_the_formula(stages, collected)) <= 1e-12
-    )
+    expected = gradient_by_the_formula(stages, collected)
+    assert tiny.relative_distance(gradient_by_us(stages, collected), expected) <= 1e-12
 
 
 @pytest.mark.parametrize("name", tiny.BY_REWARD)
@@ -256,11 +240,8 @@ def test_credit_and_weights_of_sampled_tokens_are_what_they_were(name: str) -> N
     """To the bit: lengths, divisors, penalties for length and statistics know nothing of given tokens."""
     stages = stages_of({"name": name, **({"resample": None} if name == "dapo" else {})}, tiny_policy())
     before = stages.collected()
-    batches = []
-    for step in (before, inserted(before)):
-        (batch,) = stages.learner.batches(stages.learner.credit(step, Clock()), Clock())
-        batches.append(batch)
-    without, with_them = batches
+    steps = [stages.learner.credit(step, Clock()) for step in (before, inserted(before))]
+    without, with_them = (batch for step in steps for batch in stages.learner.batches(step, Clock()))
     assert sum(with_them.lengths) > sum(without.lengths) == len(with_them.tokens)
     for column in ("advantages", "weights", "behaviour_logprobs"):
         assert torch.equal(getattr(with_them.columns, column), getattr(without.columns, column))

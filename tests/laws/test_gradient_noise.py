@@ -13,7 +13,7 @@ from torch import Tensor
 from posttrain.algorithms.advantages import leave_one_out
 from posttrain.algorithms.table import build_algorithm
 from posttrain.options.training import UpdateOptions
-from posttrain.records import Finish, Grades, Group, Rollout, TokenSequence
+from posttrain.records import Finish, Group
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner, LearnerSettings
@@ -32,8 +32,9 @@ from posttrain.variance import (
     uninformative_share,
 )
 from tests.support.refusals import refused
+from tests.support.sequences import doubles, grades_of, spoken
 from tests.support.stages import stages_with
-from tests.support.tiny import VOCAB, flat_gradient, next_logprobs, plain_logprobs, some_prompts, tiny_policy
+from tests.support.tiny import VOCAB, gradient_of, next_logprobs, plain_logprobs, some_prompts, tiny_policy
 
 SUMS = {"token_weights": "sum_over_sequence"}
 [PROMPT] = some_prompts([3])
@@ -49,17 +50,10 @@ def chances() -> Tensor:
 
 def group_of(*tokens: int) -> CollectedStep:
     """A group of these completions."""
-    rollouts = tuple(
-        Rollout(
-            sample=i,
-            sequence=TokenSequence.one_turn((token,), logprobs=(chances()[token].log().item(),), finish=Finish.LENGTH),
-            text="",
-        )
-        for i, token in enumerate(tokens)
-    )
-    rewards, ones = REWARDS[list(tokens)][None], torch.ones(1, dtype=torch.float64)
-    grades = Grades(names=("given",), scores=rewards[None], weights=ones, rewards=rewards)
-    return CollectedStep(step=1, groups=[Group(prompt=PROMPT, draw=0, rollouts=rollouts)], grades=grades)
+    likely, end = chances().log().tolist(), Finish.LENGTH
+    rollouts = tuple(spoken("", sample=i, tokens=(t,), logprob=likely[t], finish=end) for i, t in enumerate(tokens))
+    group = Group(prompt=PROMPT, draw=0, rollouts=rollouts)
+    return CollectedStep(step=1, groups=[group], grades=grades_of(REWARDS[list(tokens)][None]))
 
 
 GROUPS = {
@@ -80,8 +74,7 @@ def all_gradients(name: str) -> Tensor:
 @cache
 def group_chances(name: str) -> Tensor:
     """How likely each group is; two different completions come in two orders, which have the same gradient."""
-    likely = [chances()[list(each)].prod() * len(set(each)) for each in GROUPS[name]]
-    return torch.stack(likely)
+    return torch.stack([chances()[list(each)].prod() * len(set(each)) for each in GROUPS[name]])
 
 
 def enumerated(name: str) -> tuple[Tensor, float]:
@@ -93,12 +86,8 @@ def enumerated(name: str) -> tuple[Tensor, float]:
 def test_without_a_baseline_the_enumerated_variance_is_the_closed_form() -> None:
     # g = -r s: E g = -E r s, tr Cov g = E r²‖s‖² - ‖E r s‖².
     policy = tiny_policy()
-    scores = []
-    for token in range(VOCAB):
-        policy.model.zero_grad()
-        plain_logprobs(policy.model, PROMPT.tokens, [token]).sum().backward()
-        scores.append(flat_gradient(policy))
-    table = torch.stack(scores)
+    scores = [plain_logprobs(policy.model, PROMPT.tokens, [token]).sum() for token in range(VOCAB)]
+    table = torch.stack([gradient_of(policy, score) for score in scores])
     expected = (chances() * REWARDS) @ table
     second = (chances() * REWARDS.square()) @ table.square().sum(dim=1)
     mean, variance = enumerated("reinforce")
@@ -121,11 +110,8 @@ def test_what_is_measured_of_sampled_groups_is_what_enumeration_gives(name: str)
     # 4000 estimates in 40 parts: their means are independent, and say how far the whole may be off.
     parts = [gradient_noise(gram(list(all_gradients(name)[part]))) for part in picks.view(40, 100)]
     mean, variance = enumerated(name)
-    for measured, true in (
-        ([part.total_variance for part in parts], variance),
-        ([part.squared_mean for part in parts], mean.square().sum().item()),
-    ):
-        numbers = torch.tensor(measured, dtype=torch.float64)
+    for part, true in (("total_variance", variance), ("squared_mean", mean.square().sum().item())):
+        numbers = doubles(*(getattr(each, part) for each in parts))
         assert abs(numbers.mean().item() - true) < 4 * numbers.std().item() / math.sqrt(40)
 
 
@@ -212,15 +198,13 @@ def test_the_gradient_of_the_policy_is_the_same_with_a_critic_that_learns() -> N
 def every_draw(p: float, size: int) -> list[tuple[float, torch.Tensor]]:
     """All rewards that so many completions may earn, with how likely they are."""
     draws = itertools.product((0.0, 1.0), repeat=size)
-    return [
-        (math.prod(p if each else 1 - p for each in draw), torch.tensor([draw], dtype=torch.float64)) for draw in draws
-    ]
+    return [(math.prod(p if each else 1 - p for each in draw), doubles(draw)) for draw in draws]
 
 
 @settings(max_examples=15)
 @given(p=st.floats(0.05, 0.95), size=st.integers(2, 6))
 def test_the_share_of_groups_without_information_and_the_noise_of_their_mean_are_those_of_all_draws(p, size) -> None:
-    draws, rate = every_draw(p, size), torch.tensor([p], dtype=torch.float64)
+    draws, rate = every_draw(p, size), doubles(p)
     share = sum(chance * measured_uninformative_share(rewards, size) for chance, rewards in draws)
     assert uninformative_share(rate, size) == pytest.approx(share, rel=1e-9)
     squares = sum(chance * (rewards.mean().item() - p) ** 2 for chance, rewards in draws)
@@ -235,16 +219,15 @@ def test_the_squared_advantage_is_that_of_all_draws_of_prompts_that_differ(chanc
         for chance, rewards in every_draw(p, size):
             square += chance * leave_one_out(rewards).square().mean().item()
             reward += chance * rewards.square().mean().item()
-    rates = torch.tensor(chances, dtype=torch.float64)
-    assert squared_advantage(rates, size) == pytest.approx(square / reward, rel=1e-9)
+    assert squared_advantage(doubles(*chances), size) == pytest.approx(square / reward, rel=1e-9)
     with refused("nothing to compare"):
-        squared_advantage(rates, 1)
+        squared_advantage(doubles(*chances), 1)
 
 
 @settings(max_examples=15)
 @given(p=st.floats(0.05, 0.95), size=st.integers(2, 4))
 def test_the_share_from_counted_successes_is_without_bias_where_that_at_their_rate_is_not(p: float, size: int) -> None:
-    draws, rate = every_draw(p, 6), torch.tensor([p], dtype=torch.float64)
+    draws, rate = every_draw(p, 6), doubles(p)
     expected = sum(chance * unbiased_uninformative_share(rewards, size) for chance, rewards in draws)
     assert expected == pytest.approx(uninformative_share(rate, size), rel=1e-9)
     at_rate = sum(chance * uninformative_share(success_rates(rewards), size) for chance, rewards in draws)
@@ -276,11 +259,10 @@ def test_the_noise_of_a_sampled_mean_is_the_spread_of_a_prompts_groups() -> None
 
 
 def test_too_few_samples_and_other_rewards_are_told() -> None:
-    rewards = torch.tensor([[1.0, 0.0, 0.5]], dtype=torch.float64)
-    with refused("3 samples of a prompt make no group of 4"):
-        measured_uninformative_share(rewards, 4)
-    with refused("3 samples of a prompt make no group of 4"):
-        unbiased_uninformative_share(rewards, 4)
+    rewards = doubles([1.0, 0.0, 0.5])
+    for share in (measured_uninformative_share, unbiased_uninformative_share):
+        with refused("3 samples of a prompt make no group of 4"):
+            share(rewards, 4)
     with refused("3 samples of a prompt are 1 group of 2: give 2"):
         measured_baseline_deviation(rewards, 2)
     with refused("rewards must be 0 or 1"):

@@ -108,18 +108,17 @@ def test_a_callback_asks_for_an_entry_and_an_evaluation_and_for_the_end() -> Non
 
 
 def test_epochs_begin_and_end_where_their_updates_do() -> None:
-    class Epochs(TrainerCallback):
-        def __init__(self) -> None:
-            self.seen: list[tuple[str, int]] = []
+    seen: list[tuple[str, int]] = []
 
+    class Epochs(TrainerCallback):
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self.seen.append(("begins", state.global_step))
+            seen.append(("begins", state.global_step))
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self.seen.append(("ends", state.global_step))
+            seen.append(("ends", state.global_step))
 
-    logged(made := Epochs())
-    assert made.seen == [("begins", 0), ("ends", 5), ("begins", 5), ("ends", 10), ("begins", 10)]
+    logged(Epochs())
+    assert seen == [("begins", 0), ("ends", 5), ("begins", 5), ("ends", 10), ("begins", 10)]
 
 
 MEASURED = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "reward"}

@@ -62,10 +62,8 @@ def random_tokens(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
 @given(seed=SEEDS)
 def test_advantages(name: str, seed: int) -> None:
     rewards = random_rewards(seed)
-    assert_twin(
-        ADVANTAGES[name](torch.from_numpy(rewards)),
-        twins.advantage(name, np.abs(rewards) if name == "over_mean" else rewards),
-    )
+    expected = twins.advantage(name, np.abs(rewards) if name == "over_mean" else rewards)
+    assert_twin(ADVANTAGES[name](torch.from_numpy(rewards)), expected)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence_mean", "sequence_product"])
@@ -86,20 +84,12 @@ def test_losses(level: str, seed: int, low: float, high: float) -> None:
 @pytest.mark.parametrize("estimator", kl.ESTIMATORS)
 @settings(max_examples=60)
 @given(seed=SEEDS)
-def test_kl_estimators(estimator: str, seed: int) -> None:
-    logprobs, reference, _, _ = random_tokens(seed)
-    estimate = kl.ESTIMATORS[estimator](torch.from_numpy(logprobs), torch.from_numpy(reference))
-    assert_twin(estimate, twins.kl(estimator, logprobs, reference))
-
-
-@pytest.mark.parametrize("estimator", kl.ESTIMATORS)
-@settings(max_examples=60)
-@given(seed=SEEDS)
-def test_kl_estimators_of_whole_completions(estimator: str, seed: int) -> None:
+def test_kl_estimators_of_tokens_and_of_whole_completions(estimator: str, seed: int) -> None:
     logprobs, reference, _, rollout = random_tokens(seed)
     arguments = [torch.from_numpy(column) for column in (logprobs, reference, rollout)]
-    estimate = kl.of_completions(*arguments, estimator=estimator)
-    assert_twin(estimate, twins.completion_kl(estimator, logprobs, reference, rollout))
+    assert_twin(kl.ESTIMATORS[estimator](*arguments[:2]), twins.kl(estimator, logprobs, reference))
+    whole = kl.of_completions(*arguments, estimator=estimator)
+    assert_twin(whole, twins.completion_kl(estimator, logprobs, reference, rollout))
 
 
 @settings(max_examples=30)
@@ -107,9 +97,8 @@ def test_kl_estimators_of_whole_completions(estimator: str, seed: int) -> None:
 def test_full_kl(seed: int) -> None:
     rng = np.random.default_rng(seed)
     logits, reference = rng.normal(0, 3, size=(2, rng.integers(1, 5), rng.integers(2, 9)))
-    assert_twin(
-        distribution_kl(torch.from_numpy(logits), torch.from_numpy(reference)), twins.full_kl(logits, reference)
-    )
+    found = distribution_kl(torch.from_numpy(logits), torch.from_numpy(reference))
+    assert_twin(found, twins.full_kl(logits, reference))
 
 
 @pytest.mark.parametrize("rule", ["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"])
@@ -127,12 +116,8 @@ def test_token_weights(rule: str, completions: list[tuple[int, bool]]) -> None:
     lengths=st.lists(st.integers(1, 400), min_size=1, max_size=6), buffer=st.floats(0.01, 1), penalty=st.floats(0.01, 3)
 )
 def test_overlong_punishment(lengths: list[int], buffer: float, penalty: float) -> None:
-    shaped = overlong_punishment(
-        torch.ones(1, len(lengths), dtype=torch.float64),
-        torch.tensor([lengths]),
-        max_completion_tokens=400,
-        overlong=Overlong(buffer=buffer, penalty=penalty),
-    )
+    overlong, ones = Overlong(buffer=buffer, penalty=penalty), torch.ones(1, len(lengths), dtype=torch.float64)
+    shaped = overlong_punishment(ones, torch.tensor([lengths]), max_completion_tokens=400, overlong=overlong)
     expected = [1 - twins.overlong(length, 400, buffer, penalty) for length in lengths]
     assert_twin(shaped, np.array([expected]), tolerance=1e-10)
 
@@ -187,16 +172,10 @@ def twin(rows: Rows, row: int, name: str, *, beta: float, smoothing: float, norm
 @given(seed=SEEDS)
 def test_every_loss_is_that_of_its_twin(name: str, smoothing: float, normalized: bool, seed: int) -> None:
     rows = Rows(seed)
-    found = rows.ours(
-        loss=PREFERENCE_LOSSES[name],
-        beta=0.4,
-        label_smoothing=smoothing,
-        unbiased_smoothing=name == "robust",
-        length_normalized=normalized,
-    )
-    expected = [
-        twin(rows, row, name, beta=0.4, smoothing=smoothing, normalized=normalized) for row in range(rows.count)
-    ]
+    given = {"label_smoothing": smoothing, "unbiased_smoothing": name == "robust", "length_normalized": normalized}
+    found = rows.ours(loss=PREFERENCE_LOSSES[name], beta=0.4, **given)
+    how = {"beta": 0.4, "smoothing": smoothing, "normalized": normalized}
+    expected = [twin(rows, row, name, **how) for row in range(rows.count)]
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
 
 

@@ -2,9 +2,10 @@
 
 import os
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -211,28 +212,18 @@ def test_a_place_that_hands_our_environment_on_is_found_out(leaks: bool, tmp_pat
 
 
 def test_each_of_several_that_probe_at_once_finds_its_own_canary(tmp_path: Path) -> None:
-    backend, findings = place(tmp_path, leaks=True), []
+    find = partial(found, place(tmp_path, leaks=True))
     with MachineBait() as first:
-        with MachineBait() as second:
-            threads = [
-                threading.Thread(target=lambda bait=bait: findings.append(found(backend, bait)))
-                for bait in (first, second)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        findings.append(found(backend, first))  # when the other has gone
+        with MachineBait() as second, ThreadPoolExecutor(2) as threads:
+            findings = [*threads.map(find, (first, second))]
+        findings.append(find(first))  # when the other has gone
     assert [finding.passed for finding in findings] == [False] * 3
 
 
 def test_it_is_tried_where_programs_are_started_here_and_nowhere_else(tmp_path: Path) -> None:
+    backends = (place(tmp_path, leaks=False), Remote("http://127.0.0.1:1"))
     with MachineBait() as bait:
-        names = [
-            [probe.name for probe in probes(bait, backend)]
-            for backend in (place(tmp_path, leaks=False), Remote("http://127.0.0.1:1"))
-        ]
-    assert [each.count(NAME) for each in names] == [1, 0]
+        assert [[probe.name for probe in probes(bait, each)].count(NAME) for each in backends] == [1, 0]
 
 
 def test_probing_a_place_has_the_canary_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

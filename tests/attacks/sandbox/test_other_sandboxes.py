@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -75,11 +75,7 @@ def service(runs: Runs, before: list[str] | None = None) -> Iterator[str]:
             if trouble == "error":
                 return self.say(200, {"status": "SandboxError", "message": "no room"})
             if trouble == "half":
-                self.send_response(200)
-                self.send_header("Content-Length", "1000")
-                self.end_headers()
-                self.wfile.write(b'{"status": "Succ')
-                return None
+                return self.say(200, {"status": "Success"}, told=1000)
             if trouble.startswith("late"):
                 ran = float(trouble.partition(" ")[2]) * body["run_timeout"]
                 late = {"status": "TimeLimitExceeded", "return_code": None, "execution_time": ran}
@@ -98,10 +94,10 @@ def service(runs: Runs, before: list[str] | None = None) -> Iterator[str]:
             }
             return self.say(200, {"status": "Failed" if status else "Success", "message": "", "run_result": result})
 
-        def say(self, status: int, body: dict[str, Any]) -> None:
+        def say(self, status: int, body: dict[str, Any], told: int | None = None) -> None:
             content = json.dumps(body).encode()
             self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Content-Length", str(told or len(content)))
             self.end_headers()
             self.wfile.write(content)
 
@@ -116,31 +112,27 @@ def service(runs: Runs, before: list[str] | None = None) -> Iterator[str]:
         server.server_close()
 
 
+def running() -> str:
+    """The commands of all processes."""
+    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
 @contextmanager
 def kind(name: str) -> Iterator[None]:
     """Have programs run in this kind of sandbox."""
-    if name == "remote":
-        with pytest.MonkeyPatch.context() as patch, service(sealed_off) as url:
-            patch.setattr(Remote, "busy", lambda self: False)  # however busy this machine is
-            with chosen(SandboxOptions(kind="remote", url=url, at_once=2)):
-                yield
-    elif name == "container":
-        command, image = CONTAINER.split("|")
-        with chosen(SandboxOptions(kind="container", command=command, image=image, at_once=2)):
-            yield
-    else:
-        with chosen(SandboxOptions(kind="bubblewrap", at_once=2)):
-            yield
+    with ExitStack() as stack:
+        given: dict[str, Any] = {"kind": name, "at_once": 2}
+        if name == "remote":
+            stack.enter_context(pytest.MonkeyPatch.context()).setattr(Remote, "busy", lambda self: False)
+            given["url"] = stack.enter_context(service(sealed_off))  # however busy this machine is
+        elif name == "container":
+            given["command"], given["image"] = CONTAINER.split("|")
+        stack.enter_context(chosen(SandboxOptions(**given)))
+        yield
 
 
-each_kind = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("bubblewrap", marks=needs_bubblewrap),
-        pytest.param("remote", marks=needs_bubblewrap),
-        pytest.param("container", marks=needs_container),
-    ],
-)
+MARKS = {"bubblewrap": needs_bubblewrap, "remote": needs_bubblewrap, "container": needs_container}
+each_kind = pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in MARKS.items()])
 
 PROGRAMS = {
     "right": RIGHT,
@@ -218,9 +210,7 @@ if os.fork() == 0:
         first, second = run_in(place(), leaves, "import os; print(os.listdir('.'))")
     assert (first.exit, first.stdout) == (Exit.FINISHED, b"1000\n42\n")
     assert second.stdout == b"[]\n"
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert "posttrain-" not in listed
-    assert "bwrap --unshare" not in listed
+    assert not re.search("posttrain-|bwrap --unshare", running())
 
 
 @needs_bubblewrap
@@ -254,8 +244,7 @@ def test_an_interrupt_ends_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     with takes(most=3), pytest.raises(KeyboardInterrupt):
         there.run([Process(kind="program", source="import time; time.sleep(60)")])
     time.sleep(0.2)
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert "bwrap --unshare" not in listed
+    assert "bwrap --unshare" not in running()
 
 
 def test_a_container_is_removed_by_name_also_when_all_is_stopped(tmp_path: Path) -> None:

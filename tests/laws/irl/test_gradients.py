@@ -80,9 +80,8 @@ def test_an_episode_adds_up_to_the_features_of_its_visits(seed, place, discount,
     plan = given_setting.plan(some_weights(rng, temperature))
     settings_from = [replace(given_setting, start=start) for start in np.eye(6)]
     totals = [each.totals(plan, plan.visits(each.sources())) for each in settings_from]
-    np.testing.assert_allclose(
-        curvature.expected_from(plan, given_setting.features), totals, rtol=0, atol=1e-10 * np.abs(totals).max()
-    )
+    expected = curvature.expected_from(plan, given_setting.features)
+    np.testing.assert_allclose(expected, totals, rtol=0, atol=1e-10 * np.abs(totals).max())
 
 
 @pytest.mark.parametrize("horizon", [None, 3])

@@ -1,10 +1,14 @@
-"""When a reward counts and how much: routing, gates, clips, schedules, and rewards that look at others."""
+"""When a reward counts and how much: routing, gates, clips, schedules, others' scores; and the way from `grade`."""
 
 import math
+import sys
 import time
+from pathlib import Path
+from types import FrameType
 
 import pytest
 
+import posttrain
 from posttrain.options.reward import GradingOptions, RewardOptions, RewardSettings
 from posttrain.rewards.grading.function import ScoringFailure, reward_function
 from posttrain.rewards.grading.grade import grade
@@ -141,3 +145,33 @@ def test_an_unconditional_reward_keeps_its_rows_and_weight_and_waits_for_nothing
 def test_a_reward_is_named_by_a_word_and_a_reward_model_as_one_likes() -> None:
     assert RewardOptions(name="solved").called == "solved"
     assert RewardOptions(model="FOLDER", name="how polite").called == "how polite"
+
+
+PACKAGE = Path(posttrain.__file__).parent
+MOST_FILES = 11
+
+
+def test_a_score_passes_through_few_files() -> None:
+    entered: set[str] = set()
+    at_the_function: list[set[str]] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE):
+            entered.add(path.relative_to(PACKAGE).as_posix())
+
+    def mine(completions: list[str], **columns: object) -> list[float]:
+        at_the_function.append(set(entered))
+        return [float(len(text)) for text in completions]
+
+    groups, functions = [group(["a", "bc"])], [reward_function(mine)]
+    grade(groups, functions)  # what is made once per process is made
+    entered.clear()
+    sys.setprofile(note)
+    try:
+        grades = grade(groups, functions)
+    finally:
+        sys.setprofile(None)
+    assert grades.rewards.tolist() == [[1.0, 2.0]]
+    assert "rewards/grading/dispatch.py" in at_the_function[-1]
+    assert len(entered) <= MOST_FILES, "\n".join(sorted(entered))

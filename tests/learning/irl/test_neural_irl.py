@@ -49,9 +49,8 @@ def test_the_networks_gradient_is_that_of_the_dual(horizon, temperature) -> None
     """Central differences in every parameter.  Fitting for two steps takes one, whose gradient the network keeps."""
     rng = np.random.default_rng(0)
     mdp = random_world(rng)
-    walks = irl.sample_demonstrations(
-        mdp, rng.dirichlet(np.ones(3), 6), num_episodes=30, rng=rng, max_steps=horizon or 1000
-    )
+    shown = {"num_episodes": 30, "rng": rng, "max_steps": horizon or 1000}
+    walks = irl.sample_demonstrations(mdp, rng.dirichlet(np.ones(3), 6), **shown)
     fitter = NeuralIRL(discount=0.9, horizon=horizon, temperature=temperature, num_steps=2)
     dual = fitter.state_dual(mdp, walks)
     torch.manual_seed(0)
@@ -72,17 +71,11 @@ def test_the_networks_gradient_is_that_of_the_dual(horizon, temperature) -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"discount": 1.5}, "discount = 1.5"),
-        ({"temperature": 0.0}, "temperature = 0.0"),
-        ({"horizon": 0}, "horizon = 0"),
-        ({"tolerance": -1.0}, "tolerance = -1.0"),
-    ],
+    ("name", "value"), [("discount", 1.5), ("temperature", 0.0), ("horizon", 0), ("tolerance", -1)]
 )
-def test_settings_of_no_problem_are_refused_at_once(given, message) -> None:
-    with refused(message):
-        NeuralIRL(**given)
+def test_settings_of_no_problem_are_refused_at_once(name, value) -> None:
+    with refused(f"{name} = {value}"):
+        NeuralIRL(**{name: value})
 
 
 def test_a_network_that_gives_no_reward_for_each_state_is_refused() -> None:
