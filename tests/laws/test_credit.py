@@ -11,7 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from posttrain.algorithms import advantages
-from posttrain.algorithms.advantages import decoupled_zscore, group_zscore, scores_differ, sums_differ
+from posttrain.algorithms.advantages import (
+    Overlong,
+    decoupled_zscore,
+    group_zscore,
+    overlong_punishment,
+    scores_differ,
+    sums_differ,
+)
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Credit, Evidence, mean_of_rollouts
 from posttrain.algorithms.kl import k1, k2, k3
