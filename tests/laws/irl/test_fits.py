@@ -95,19 +95,16 @@ def test_the_gap_belongs_to_the_policy_that_is_returned() -> None:
 def test_the_returned_gap_error_covers_what_rounding_did() -> None:
     grid = irl.IcyGridWorld(30, slip=0.2)
     fitter = irl.MaxCausalEntIRL(l2=1e-3, discount=1.0)
-    fit = fitter.fit_moments(
-        grid, irl.LinearReward(features=irl.tiles(30, 10)), irl.tiles(30, 10).T @ np.full(900, 0.2)
-    )
-    visits = fit.setting.start.copy()
-    flow = fit.setting.start.copy()
+    tiles = irl.tiles(30, 10)
+    fit = fitter.fit_moments(grid, irl.LinearReward(features=tiles), tiles.T @ np.full(900, 0.2))
+    visits, flow = fit.setting.start.copy(), fit.setting.start.copy()
     for _ in range(200_000):  # the same expectation as a plain sum over time
         flow = grid.backward @ (fit.policy * flow[:, None]).ravel()
         visits += flow
         if flow.sum() < 1e-18:
             break
-    true = irl.tiles(30, 10).T @ visits
     assert 0 < fit.gap_error < 1e-7
-    assert np.abs(true - fit.expected).max() <= fit.gap_error + 1e-10
+    assert np.abs(tiles.T @ visits - fit.expected).max() <= fit.gap_error + 1e-10
 
 
 @settings(max_examples=20)
@@ -132,13 +129,10 @@ def test_an_error_planted_in_the_visits_of_a_state_is_covered(seed, discount, st
 @pytest.mark.parametrize("horizon", [None, 50])
 @pytest.mark.parametrize("objective", ["dual", "likelihood"])
 def test_newton_and_lbfgs_find_the_same_weights(objective, horizon) -> None:
-    newton, lbfgs = (
-        worlds.course_fit(0.95, objective=objective, horizon=horizon, l2=0.1, solver=solver)
-        for solver in ("newton", "lbfgs")
-    )
-    assert newton.converged
-    assert lbfgs.converged
-    np.testing.assert_allclose(newton.weights, lbfgs.weights, rtol=0, atol=1e-6)
+    given = {"objective": objective, "horizon": horizon, "l2": 0.1}
+    fits = [worlds.course_fit(0.95, solver=solver, **given) for solver in ("newton", "lbfgs")]
+    assert all(fit.converged for fit in fits)
+    np.testing.assert_allclose(*(fit.weights for fit in fits), rtol=0, atol=1e-6)
 
 
 def test_the_likelihood_fits_actions_better_and_features_worse_than_the_dual() -> None:

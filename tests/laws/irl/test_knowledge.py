@@ -129,10 +129,9 @@ def test_intervals_cover_the_truth_as_often_as_they_say(objective) -> None:
     for _ in range(60):
         walks = irl.sample_demonstrations(mdp, policy, num_episodes=num_episodes, rng=rng)
         if objective == "joint":
-            compared = worlds.preferred(
-                [*worlds.aimless(mdp, 400, rng, max_steps=4)], reward.bound(mdp), truth, 0.9, rng
-            )
-            fit = irl.fit_jointly(fitter, mdp, reward, walks, compared)
+            episodes = [*worlds.aimless(mdp, 400, rng, max_steps=4)]
+            judged = worlds.preferred(episodes, reward.bound(mdp), truth, 0.9, rng)
+            fit = irl.fit_jointly(fitter, mdp, reward, walks, judged)
         else:
             fit = fitter.fit(mdp, reward, walks)
         intervals = irl.confidence_intervals(fit, walks, level=0.8)
@@ -170,8 +169,7 @@ def test_intervals_of_one_choice_are_those_of_its_frequency(objective, l2) -> No
 def test_what_is_not_identified_has_no_bounded_interval() -> None:
     fit, shown = worlds.course_fit(1.0), worlds.course_demonstrations()
     intervals = irl.confidence_intervals(fit, shown)
-    assert intervals.low[worlds.GOAL] == -np.inf
-    assert intervals.high[worlds.GOAL] == np.inf
+    assert (intervals.low[worlds.GOAL], intervals.high[worlds.GOAL]) == (-np.inf, np.inf)
     assert np.isfinite(np.delete(intervals.low, worlds.GOAL)).all()
     for level in (95.0, 1.0, 0.0):
         with refused(f"level = {level}"):
@@ -270,11 +268,9 @@ def test_one_theta_explains_both_walks_and_preferences_between_paths() -> None:
     reward = -2 - 0.2 * np.arange(9.0)
     plan = irl.soft_policy_iteration(irl.Problem(mdp=GRID, reward=reward, discount=1.0, temperature=0.7))
     paths = [(0, 0), (1, 0), (2, 2), (5, 2)], [(0, 2), (3, 3), (0, 0), (1, 2), (4, 2), (7, 0)]
-    chances, returns = (
-        [sum(of(s, a) for s, a in path) for path in paths]
-        for of in (lambda s, a: np.log(plan.policy[s, a]), lambda s, a: reward[s])
-    )
-    assert chances[0] - chances[1] == pytest.approx((returns[0] - returns[1]) / 0.7, rel=1e-9)
+    chance, other = (sum(np.log(plan.policy[step]) for step in path) for path in paths)
+    gain = sum(reward[s] for s, _ in paths[0]) - sum(reward[s] for s, _ in paths[1])
+    assert chance - other == pytest.approx(gain / 0.7, rel=1e-9)
 
 
 def test_preferences_settle_what_demonstrations_cannot() -> None:
@@ -290,11 +286,8 @@ def test_preferences_settle_what_demonstrations_cannot() -> None:
     walks = irl.sample_demonstrations(GRID, policy, num_episodes=300, rng=0)
     alone = fitter.fit(GRID, reward, walks)
     assert abs(alone.weights[1]) < 1e-6  # the goal: not identified
-    cut = [
-        episode
-        for steps in (2, 3, 4, 5)
-        for episode in irl.sample_demonstrations(GRID, policy, num_episodes=400, rng=rng, max_steps=steps)
-    ]
+    sampled = (irl.sample_demonstrations(GRID, policy, num_episodes=400, rng=rng, max_steps=n) for n in (2, 3, 4, 5))
+    cut = [episode for some in sampled for episode in some]
     comparisons = worlds.preferred(cut, reward.bound(GRID), truth, 1.0, rng)
     joint = irl.fit_jointly(fitter, GRID, reward, walks, comparisons)
     assert joint.converged
@@ -318,13 +311,7 @@ ONE, TWO = [(7, 0, 8)], [(5, 2, 8)]
         ({}, [ONE], [ONE, TWO], [ONE], "2 preferred episodes for 1 others"),
         ({}, [[(4, 0, 5)]], [ONE], [ONE], "demonstration 0 was truncated in state 5"),
         ({"objective": "likelihood"}, [ONE], [ONE], [ONE], "use objective='dual'"),
-        (
-            {"horizon": 2},
-            [ONE],
-            [ONE],
-            [[(7, 1, 6), (6, 0, 7), (7, 0, 8)]],
-            "other episode of comparison 0 has 3 actions; the horizon is 2",
-        ),
+        ({"horizon": 2}, [ONE], [ONE], [[(7, 1, 6), (6, 0, 7), *ONE]], "other … comparison 0 has 3 actions; the hor"),
     ],
 )
 def test_comparisons_that_do_not_pair_up_are_refused(fitter, shown, wins, others, words) -> None:

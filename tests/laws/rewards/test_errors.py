@@ -23,31 +23,14 @@ from tests.support.reward_rows import CHAT, Outcome, graded, group, scores
 from tests.support.worker_rows import function_of
 
 
-class Unprintable:
-    """A value that cannot even be shown."""
-
-    def __repr__(self) -> str:
-        raise ValueError("no")
+def raises_value_error(self: object) -> Any:
+    raise ValueError("no")
 
 
-class MuteError(Exception):
-    """An exception that cannot be told."""
-
-    def __str__(self) -> str:
-        raise ValueError("no")
-
-
-class MuteFailure(ScoringFailure):
-    """The same of a failure."""
-
-    __str__ = MuteError.__str__
-
-
-class Unlistable:
-    """Something to go through that cannot be gone through."""
-
-    def __iter__(self) -> Any:
-        raise ValueError("no")
+Unprintable = type("Unprintable", (), {"__repr__": raises_value_error})
+Unlistable = type("Unlistable", (), {"__iter__": raises_value_error})
+MuteError = type("MuteError", (Exception,), {"__str__": raises_value_error})
+MuteFailure = type("MuteFailure", (ScoringFailure,), {"__str__": raises_value_error})
 
 
 WRONG = "reward '<lambda>' … 2 completions"
@@ -262,10 +245,10 @@ def test_a_loop_whose_thread_is_gone_gives_way_to_another() -> None:
     first = thread.running()
     assert thread.running() is first
 
-    async def close_when_stopped() -> None:
+    async def stop() -> None:
         asyncio.get_running_loop().stop()
 
-    asyncio.run_coroutine_threadsafe(close_when_stopped(), first).result(5)
+    asyncio.run_coroutine_threadsafe(stop(), first).result(5)
     first.call_soon_threadsafe(first.close)  # refused while it runs: the loop goes on
     assert thread.running() is first
     assert thread._thread is not None
@@ -278,8 +261,7 @@ def test_a_loop_whose_thread_is_gone_gives_way_to_another() -> None:
 
 def test_a_function_that_closes_the_standard_output_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def closes(response: str) -> float:
-        sys.stdout.close()
-        return 1.0
+        return sys.stdout.close() or 1.0
 
     async def closes_later(response: str) -> float:
         return closes(response)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from threading import Lock
 from types import MappingProxyType, SimpleNamespace
@@ -209,11 +209,11 @@ def test_what_nobody_can_change_is_not_copied() -> None:
     assert private_copy(numbers) is not numbers
 
 
+@dataclass
 class Puzzle:
     """A column's object of the user's own."""
 
-    def __init__(self, numbers: list[int]) -> None:
-        self.numbers = numbers
+    numbers: list[int]
 
 
 def test_objects_of_a_users_own_are_copied_where_that_works() -> None:
@@ -249,11 +249,8 @@ def test_every_kind_of_number_is_a_score_and_none_is_none() -> None:
 
 
 def test_arrays_tensors_tuples_and_generators_are_lists_of_scores() -> None:
-    groups = [group(["a", "b"])]
-    assert scores(groups, lambda completions: np.array([1.0, 2.0])) == [[1, 2]]
-    assert scores(groups, lambda completions: torch.tensor([[1.0], [2.0]])) == [[1, 2]]
-    assert scores(groups, lambda completions: (1, 2)) == [[1, 2]]
-    assert scores(groups, lambda completions: (len(text) for text in completions)) == [[1, 1]]
+    for returned in (np.array([1.0, 2.0]), torch.tensor([[1.0], [2.0]]), (1, 2), (n for n in (1, 2))):
+        assert scores([group(["a", "b"])], lambda completions, returned=returned: returned) == [[1, 2]]
 
 
 def test_outcomes_are_kept_by_prompt_and_rollout() -> None:
@@ -312,12 +309,7 @@ def test_an_async_call_method_and_a_plain_function_that_returns_an_awaitable_are
             await asyncio.sleep(0)
             return [1.0] * len(completions)
 
-    judge = Judge()
-
-    def wrapped(completions: list[str]) -> Any:
-        return judge(completions)
-
-    result = graded([group(["a", "b"])], judge, wrapped)
+    result = graded([group(["a", "b"])], Judge(), lambda completions: Judge()(completions))
     assert result.rewards.tolist() == [[2.0, 2.0]]
 
 

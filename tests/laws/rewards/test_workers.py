@@ -199,9 +199,8 @@ def test_a_reward_in_workers_may_look_at_another_and_wait_behind_a_gate(tmp_path
 
 
 def test_a_module_level_function_given_in_python_runs_in_workers_too(tmp_path, monkeypatch) -> None:
-    (tmp_path / "rewards_by_name.py").write_text(
-        "import os\n\nclass Kept:\n    @staticmethod\n    def own(response):\n        return os.getpid()\n"
-    )
+    source = "import os\n\nclass Kept:\n    @staticmethod\n    def own(response):\n        return os.getpid()\n"
+    (tmp_path / "rewards_by_name.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     function = reward_function(importlib.import_module("rewards_by_name").Kept.own, workers=1)
     assert grade([group(["a"])], [function]).scores.item() != os.getpid()
