@@ -202,10 +202,10 @@ def hidden(policy: Policy, layout: str = "shared", rows: Rows = ROWS) -> torch.T
         return PlainForward(policy.model, policy.compute_dtype).completion_hidden(Completions(*rows))
     assert isinstance(policy.forward, SharedPromptForward)
     if layout == "shared":
-        return forward.shared_hidden(policy.forward.decoder, Completions(*rows))
+        return forward.packed_hidden(policy.forward.decoder, Completions(*rows), shared=True)
     prompts, completions, prompt_of = rows
     apart = Completions([prompts[p] for p in prompt_of], completions, range(len(completions)))
-    return forward.sequence_hidden(policy.forward.decoder, apart)
+    return forward.packed_hidden(policy.forward.decoder, apart, shared=False)
 
 
 def loss(logprobs: torch.Tensor) -> torch.Tensor:

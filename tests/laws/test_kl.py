@@ -111,7 +111,6 @@ def test_in_the_reward_k1_has_the_gradient_of_the_divergence_and_the_others_have
     assert_same(in_reward("k3", log_p, log_q, logits), reverse - forward)
 
 
-@pytest.mark.parametrize("name", ["k2", "k3"])
 def near_the_reference(step: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As of `policies`, a step away from the reference."""
     reference = torch.tensor([0.3, -0.8, 0.1], dtype=torch.float64)

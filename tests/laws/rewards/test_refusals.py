@@ -11,9 +11,8 @@ import pytest
 from posttrain.errors import RunError
 from posttrain.options.reward import GradingOptions, RewardOptions, RewardTerms
 from posttrain.records import Grades
+from posttrain.rewards.grading.dispatch import UnscoredRows, require_rewarded_rows
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function
-from posttrain.rewards.grading.dispatch import UnscoredRows
-from posttrain.rewards.grading.dispatch import require_rewarded_rows
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.reward_registry import load_reward
 from tests.support.refusals import refused
