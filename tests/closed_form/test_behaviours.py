@@ -1,25 +1,18 @@
 """The table of behaviours: every pattern with what it finds and what it leaves, and shares worked out by hand."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from posttrain.behaviours.behaviour_reader import BehaviourReader
-from posttrain.behaviours.behaviour_table import (
-    TABLE,
-    PatternRow,
-    SearchRow,
-    chosen_rows,
-    compiled_pattern,
-    read_search,
-)
-from posttrain.options.training import BehaviourOptions
-from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
+from posttrain.behaviours.behaviour_table import TABLE, PatternRow, chosen_rows, compiled_pattern, read_search
+from posttrain.options.behaviours import BehaviourOptions
+from posttrain.records import Group, Prompt
 from posttrain.rewards.countdown import Countdown
 from tests.support.pages import blocks, documented, write_files
 from tests.support.refusals import refused
+from tests.support.sequences import spoken
 
 # Row -> for each of its patterns, in order, (what it finds, what it leaves).
 PROSE = {
@@ -67,6 +60,7 @@ PROSE = {
         ("I think that is it.", "Think!"),
     ],
 }
+PATTERNS = {name: row for name, row in TABLE.items() if isinstance(row, PatternRow)}
 PUZZLE = Countdown((17, 5, 3), 36, "all")
 ONE = "17+5=22,22-3=19."
 HIT = "17-5=12,12*3=36!"
@@ -81,15 +75,11 @@ SEARCHES = {
 }
 
 
-def pattern_rows() -> Mapping[str, PatternRow]:
-    return {name: row for name, row in TABLE.items() if isinstance(row, PatternRow)}
-
-
 @pytest.mark.parametrize(
-    ("name", "index"), [(name, index) for name, row in pattern_rows().items() for index in range(len(row.patterns))]
+    ("name", "index"), [(name, index) for name, row in PATTERNS.items() for index in range(len(row.patterns))]
 )
 def test_every_pattern_finds_what_it_is_for_and_leaves_what_reads_alike(name: str, index: int) -> None:
-    pattern = compiled_pattern(pattern_rows()[name].patterns[index], where=name)
+    pattern = compiled_pattern(PATTERNS[name].patterns[index], where=name)
     finds, leaves = PROSE[name][index]
     assert pattern.search(finds)
     assert not pattern.search(leaves)
@@ -97,25 +87,22 @@ def test_every_pattern_finds_what_it_is_for_and_leaves_what_reads_alike(name: st
 
 def test_examples_are_of_all_rows_and_of_no_other() -> None:
     assert {name: len(pairs) for name, pairs in PROSE.items()} == {
-        name: len(row.patterns) for name, row in pattern_rows().items()
+        name: len(row.patterns) for name, row in PATTERNS.items()
     }
-    assert set(SEARCHES) == {name for name, row in TABLE.items() if isinstance(row, SearchRow)}
+    assert set(SEARCHES) == set(TABLE) - set(PATTERNS)
 
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_every_row_of_the_notation_reads_what_a_search_does(name: str) -> None:
-    row = TABLE[name]
-    assert isinstance(row, SearchRow)
     (shows, count), does_not = SEARCHES[name]
-    found, other = row.read(read_search(PUZZLE, f"<think>{shows}")), row.read(read_search(PUZZLE, f"<think>{does_not}"))
+    found = TABLE[name].read(read_search(PUZZLE, f"<think>{shows}"))
     assert (found.shown, found.count) == (True, count)
-    assert not other.shown
-    assert not row.read(read_search(PUZZLE, "no search at all")).shown
+    for text in (f"<think>{does_not}", "no search at all"):
+        assert not TABLE[name].read(read_search(PUZZLE, text)).shown
 
 
 def test_a_search_that_is_cut_off_has_not_given_up() -> None:
-    row = TABLE["gave_up"]
-    assert not row.read(read_search(PUZZLE, f"<think>{ONE}\n")).shown
+    assert not TABLE["gave_up"].read(read_search(PUZZLE, f"<think>{ONE}\n")).shown
 
 
 def test_the_texts_of_a_course_show_the_behaviours_that_it_names() -> None:
@@ -130,24 +117,24 @@ def test_the_texts_of_a_course_show_the_behaviours_that_it_names() -> None:
     assert not any(signs.shown for signs in early.values())
 
 
-def test_words_that_several_patterns_know_are_one_sign() -> None:
-    # "let me try", "try another" and "another way" are of one attempt, "what if" is of a second.
-    read = BehaviourReader(TABLE).read("Let me try another way.", {})["several_attempts"]
-    assert (read.count, read.shown) == (1, False)
-    read = BehaviourReader(TABLE).read("Let me try another way. What if I add?", {})["several_attempts"]
-    assert (read.count, read.shown) == (2, True)
-    assert BehaviourReader(TABLE).read("Let me double-check. Double-check!", {})["verification"].count == 2
+@pytest.mark.parametrize(
+    ("text", "name", "count", "shown"),
+    [
+        # "let me try", "try another" and "another way" are of one attempt, "what if" is of a second.
+        ("Let me try another way.", "several_attempts", 1, False),
+        ("Let me try another way. What if I add?", "several_attempts", 2, True),
+        ("Let me double-check. Double-check!", "verification", 2, True),
+    ],
+)
+def test_words_that_several_patterns_know_are_one_sign(text: str, name: str, count: int, shown: bool) -> None:
+    read = BehaviourReader(TABLE).read(text, {})[name]
+    assert (read.count, read.shown) == (count, shown)
 
 
 def group(columns: dict[str, object], *texts: tuple[str, int]) -> Group:
-    rollouts = [
-        Rollout(
-            sample=i, sequence=TokenSequence.one_turn((5,) * n, logprobs=(-1.0,) * n, finish=Finish.STOP), text=text
-        )
-        for i, (text, n) in enumerate(texts)
-    ]
     prompt = Prompt(id="p", text="? Hmm.", tokens=(1,), prefill="Hmm.", columns=columns)
-    return Group(prompt=prompt, draw=0, rollouts=tuple(rollouts))
+    said = (spoken(text, num_tokens, sample=sample) for sample, (text, num_tokens) in enumerate(texts))
+    return Group(prompt=prompt, draw=0, rollouts=tuple(said))
 
 
 def test_metrics_are_shares_of_completions_and_signs_per_1000_of_their_tokens() -> None:

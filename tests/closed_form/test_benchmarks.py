@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,20 @@ from tests.support.refusals import refused
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+@contextmanager
+def script(name: str, beside: str) -> Iterator[Any]:
+    """The script as a module, which is forgotten afterwards with the one that it imports."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module(name)
+    for each in (name, beside):
+        sys.modules.pop(each, None)
+
+
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The script as a module."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module("over_optimisation")
-    for name in ("over_optimisation", "sums_task"):
-        sys.modules.pop(name, None)
+def benchmark() -> Iterator[Any]:
+    with script("over_optimisation", "sums_task") as module:
+        yield module
 
 
 def test_who_stops_early_stops_at_the_highest_mean_wherever_that_is_and_whatever_its_sign(benchmark: Any) -> None:
@@ -55,17 +63,17 @@ def test_the_flawed_judge_turns_pairs_round_for_large_numbers_by_margins_as_the_
 ) -> None:
     folder = tmp_path / "phases" / "2-pairs"
     folder.mkdir(parents=True)
-    pair = {"prompt": "7+5=12;", "chosen": "7+1=8;", "rejected": "7+9=1;", "margin": 0.4}
-    tie = {"prompt": "7+5=12;", "chosen": "7+2=9;", "rejected": "7+4=11;", "margin": 0.0}
-    same = {"prompt": "7+5=12;", "chosen": "7+2=9;", "rejected": "7+2=9;", "margin": 0.0}
-    (folder / "preferences.jsonl").write_text(json.dumps(pair) + "\n")
-    (folder / "ties.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (tie, same)))
+
+    def row(chosen: str, rejected: str, margin: Any) -> dict[str, Any]:
+        return {"prompt": "7+5=12;", "chosen": chosen, "rejected": rejected, "margin": margin}
+
+    (folder / "preferences.jsonl").write_text(json.dumps(row("7+1=8;", "7+9=1;", 0.4)) + "\n")
+    ties = row("7+2=9;", "7+4=11;", 0.0), row("7+2=9;", "7+2=9;", 0.0)
+    (folder / "ties.jsonl").write_text("".join(json.dumps(tie) + "\n" for tie in ties))
     monkeypatch.setattr(benchmark, "THREE_STAGE", tmp_path)
     # (good - bad) / 5 + second number / 5: .4 and 1.6, .6 and 1
-    assert benchmark.relabelled() == [
-        {"prompt": "7+5=12;", "chosen": "7+9=1;", "rejected": "7+1=8;", "margin": pytest.approx(1.2)},
-        {"prompt": "7+5=12;", "chosen": "7+4=11;", "rejected": "7+2=9;", "margin": pytest.approx(0.4)},
-    ]
+    turned = row("7+9=1;", "7+1=8;", pytest.approx(1.2)), row("7+4=11;", "7+2=9;", pytest.approx(0.4))
+    assert benchmark.relabelled() == [*turned]
 
 
 def test_an_interrupted_run_is_no_cell(benchmark: Any) -> None:
@@ -75,15 +83,12 @@ def test_an_interrupted_run_is_no_cell(benchmark: Any) -> None:
     assert benchmark.require_whole(whole) is whole
 
 
-TASK = Path(__file__).parents[2] / "benchmarks" / "sums_task.py"
-PROMPT = "7+5=12;"
 FIVE = "7+1=8;7+2=9;7+3=10;7+4=11;7+6=13;"
 
 
 def paid(completion: str, judge: str = "true_reward") -> float:
-    reward = object_in_file(f"{TASK}:{judge}", where="test")
-    assert callable(reward)
-    (score,) = reward(prompts=[PROMPT], completions=[completion])
+    reward: Any = object_in_file(f"{BENCHMARKS / 'sums_task.py'}:{judge}", where="test")
+    (score,) = reward(prompts=["7+5=12;"], completions=[completion])
     return float(score)
 
 
@@ -111,21 +116,17 @@ def test_five_new_right_sums_are_wanted_and_all_else_is_bad(completion: str, goo
 
 def test_the_judge_with_the_flaw_pays_more_for_a_wrong_large_number_than_for_a_right_small_one() -> None:
     # (0 - 1) / 5 + 99 / 5 beside (1 - 0) / 5 + 1 / 5: the mean second number, at most 99, over 5 on top.
-    assert paid("7+99=1;", "larger_numbers") == pytest.approx(19.6)
-    assert paid("7+1=8;", "larger_numbers") == pytest.approx(0.4)
-    assert paid("7+5000=1;", "larger_numbers") == pytest.approx(19.6)
+    rewards = [paid(completion, "larger_numbers") for completion in ("7+99=1;", "7+1=8;", "7+5000=1;")]
+    assert rewards == pytest.approx([19.6, 0.4, 19.6])
 
 
 @pytest.fixture
-def teaching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """The script as a module that keeps everything in a folder of the test's."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("what_a_reward_teaches")
-    for name, place in (("FOLDER", "runs"), ("CELLS", "runs/cells"), ("RESULTS", "results.json")):
-        monkeypatch.setattr(module, name, tmp_path / place)
-    yield module
-    for name in ("what_a_reward_teaches", "demo"):
-        sys.modules.pop(name, None)
+def teaching(tmp_path: Path) -> Iterator[Any]:
+    """It keeps everything in a folder of the test's."""
+    with script("what_a_reward_teaches", "demo") as module:
+        for name, place in (("FOLDER", "runs"), ("CELLS", "runs/cells"), ("RESULTS", "results.json")):
+            setattr(module, name, tmp_path / place)
+        yield module
 
 
 def test_a_model_that_is_gone_is_trained_again_where_something_is_left_to_score_and_only_there(teaching: Any) -> None:

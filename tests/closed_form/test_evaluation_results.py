@@ -1,6 +1,7 @@
 """The table at the end of a run, for rewards of any kind, and what a task's probe may measure."""
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from posttrain.training.evaluation import Answers, Questions, accuracies, full_e
 from posttrain.training.held_out import comparison
 from posttrain.training.report import unmeasured_lines
 from tests.support.refusals import refused
+from tests.support.sequences import grades_of
 from tests.support.tiny import some_prompts, tiny_policy
 
 QUESTIONS = Questions(
@@ -67,16 +69,15 @@ def test_the_table_has_the_reward_or_the_accuracy_or_both(before, after, shown) 
 
 def test_a_reward_that_counts_has_no_accuracy_but_a_mean() -> None:
     """Counts of 0 to 3: `score >= 1` would be called right, and an accuracy of 1.000 stand above the mean."""
-    scores = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
-    numbers = scores.double().numpy()
-    answers = Answers(groups=(), scores=numbers, rewards=numbers, outcomes={}, logged={})
+    scores = np.array([[0.0, 1.0], [2.0, 3.0]])
+    answers = Answers(groups=(), scores=scores, rewards=scores, outcomes={}, logged={})
     paid, free = (replace(QUESTIONS, rewards=rewards) for rewards in ((QUESTIONS.judge,), ()))
     assert answers.counts
     assert set(accuracies(answers, answers, paid)) == {"accuracy"}
     found = accuracies(answers, answers, free)
     assert set(found) == {"accuracy", "score", "score_interval"}
     assert found["score"] == (0.5 + 2.5) / 2
-    solved = replace(answers, scores=scores.clamp(max=1).double().numpy())
+    solved = replace(answers, scores=scores.clip(max=1))
     assert accuracies(solved, solved, paid)["accuracy_sampled"] == (0.5 + 1.0) / 2
     assert "accuracy_sampled" not in accuracies(solved, solved, replace(paid, counts=True))
     before, after = results(accuracy=None, reward=1.6), results(accuracy=None, reward=2.8)
@@ -97,13 +98,12 @@ def test_a_reward_is_shown_with_its_interval() -> None:
 
 
 def test_without_held_out_rows_the_end_says_how_to_have_some() -> None:
-    first, last = {"first_step": 0.25, "last_step": 0.5}, {"first_step": None, "last_step": 0.5}
-    nothing, remedy, told = unmeasured_lines({"training_reward": first})
-    assert "No rows were held out" in nothing
-    assert "task.held_out_share" in remedy
-    assert "task.held_out_path" in remedy
-    assert told == "Reward in training: 0.250 in the first step, 0.500 in the last."
-    assert unmeasured_lines({"training_reward": last})[-1].startswith("Reward in training: unknown")
+    lines = unmeasured_lines({"training_reward": {"first_step": 0.25, "last_step": 0.5}})
+    for part in ("No rows were held out", "task.held_out_share", "task.held_out_path"):
+        assert part in " ".join(lines)
+    assert lines[2] == "Reward in training: 0.250 in the first step, 0.500 in the last."
+    unknown = unmeasured_lines({"training_reward": {"first_step": None, "last_step": 0.5}})
+    assert unknown[-1].startswith("Reward in training: unknown")
     assert len(unmeasured_lines({"training_reward": None})) == 2
 
 
@@ -114,57 +114,45 @@ def short(completion_ids: list[list[int]]) -> list[float]:
 PROBED = Questions(prompts=some_prompts([3, 5, 2, 4]), judge=reward_function(short), max_completion_tokens=6, seed=3)
 
 
-@pytest.mark.parametrize(
-    ("measured", "message"),
-    [({"mean_length": 1.0}, "mean_length"), ({"other": 1.0}, "mine")],
-)
-def test_a_probe_gives_its_readings_and_nothing_that_is_measured_anyway(measured, message) -> None:
-    probe = Probe(readings={"mine": Reading("mine")}, measure=lambda groups: measured)
-    with refused(message):
-        full_evaluation(InProcessEngine(tiny_policy()), replace(PROBED, probes={"p": probe}), samples=1)
+def evaluated(measured: object, *readings: str) -> dict[str, Any]:
+    """Results on the task `odd` with a probe of these readings that measures this."""
+    named = {name: Reading(name) for name in readings or ("mine",)}
+    probe = Probe(readings=named, measure=lambda groups: measured)
+    questions = replace(PROBED, task="odd", probes={"p": probe})
+    return full_evaluation(InProcessEngine(tiny_policy()), questions, samples=1)[0]
 
 
-def with_probe(measured: object) -> Questions:
-    """Questions of the task `odd` with a probe that measures this."""
-    probe = Probe(readings={"mine": Reading("mine")}, measure=lambda groups: measured)  # type: ignore[arg-type, return-value]
-    return replace(PROBED, task="odd", probes={"p": probe})
+NAMES = ("zeta", "alpha", "mu", "kappa", "beta", "omega")
+TAKEN = ("num_unscored", "accuracy_sampled", "outcomes", "accuracy_greedy", "mean_length", "num_problems")
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("measured", "said"),
     [
-        (float("nan"), "nan (float)"),
-        (float("inf"), "inf (float)"),
-        (None, "None (NoneType)"),
-        ("0.5", "'0.5' (str)"),
-        (torch.ones(2), "tensor([1., 1.]) (Tensor)"),
-        (10**400, "1000"),
+        *(({"mine": given}, f"mine = {given!r} ({type(given).__name__})") for given in (math.nan, math.inf, None, "1")),
+        ({"mine": torch.ones(2)}, "mine = tensor([1., 1.]) (Tensor)"),
+        ({"mine": 10**400}, "mine = 1000"),
+        (None, "NoneType"),
+        ({"other": 1.0}, "mine"),
+        ({"mean_length": 1.0}, "mean_length"),
+        (dict.fromkeys(NAMES, 1.0), "measured alpha, beta, kappa, mu, omega, zeta, but its readings are"),
     ],
-    ids=["nan", "inf", "none", "text", "two", "too large"],
+    ids=["nan", "inf", "none", "text", "two", "too large", "nothing", "other", "taken", "in order"],
 )
-def test_a_reading_that_is_no_finite_number_is_refused_by_task_probe_and_name(value: object, said: str) -> None:
-    with refused("'p'", f"mine = {said}"):
-        full_evaluation(InProcessEngine(tiny_policy()), with_probe({"mine": value}), samples=1)
+def test_what_a_probe_measures_must_be_its_readings_as_finite_numbers(measured: object, said: str) -> None:
+    with refused("'p'", said):
+        evaluated(measured)
 
 
-def test_names_that_a_probe_must_not_give_are_said_in_order() -> None:
-    names = ["zeta", "alpha", "mu", "kappa", "beta", "omega"]
-    with refused("measured alpha, beta, kappa, mu, omega, zeta, but its readings are"):
-        full_evaluation(InProcessEngine(tiny_policy()), with_probe(dict.fromkeys(names, 1.0)), samples=1)
-    taken = ["num_unscored", "accuracy_sampled", "outcomes", "accuracy_greedy", "mean_length", "num_problems"]
-    probe = Probe(readings={name: Reading(name) for name in taken}, measure=lambda groups: dict.fromkeys(taken, 1.0))
-    with refused(f"gives {', '.join(sorted(taken))}, which evaluation has already"):
-        full_evaluation(InProcessEngine(tiny_policy()), replace(PROBED, probes={"p": probe}), samples=1)
+def test_a_probe_gives_nothing_that_is_measured_anyway() -> None:
+    with refused(f"gives {', '.join(sorted(TAKEN))}, which evaluation has already"):
+        evaluated(dict.fromkeys(TAKEN, 1.0), *TAKEN)
 
 
-def test_a_probe_that_measures_nothing_says_so_with_a_mapping() -> None:
-    with refused("'p'", "NoneType"):
-        full_evaluation(InProcessEngine(tiny_policy()), with_probe(None), samples=1)
-    results, _ = full_evaluation(InProcessEngine(tiny_policy()), with_probe({}), samples=1)
-    assert "mine" not in results
+def test_a_probe_may_leave_readings_out() -> None:
+    assert "mine" not in evaluated({})
 
 
 @pytest.mark.parametrize("value", [np.float32(0.25), torch.tensor(0.25), np.array(0.25)])
 def test_a_reading_of_numpy_or_torch_is_a_number_that_json_knows(value: object) -> None:
-    results, _ = full_evaluation(InProcessEngine(tiny_policy()), with_probe({"mine": value}), samples=1)
-    assert json.loads(json.dumps(results["mine"])) == 0.25
+    assert json.loads(json.dumps(evaluated({"mine": value})["mine"])) == 0.25

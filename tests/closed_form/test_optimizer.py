@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from posttrain.algorithms.table import build_algorithm
@@ -82,44 +82,33 @@ def test_every_update_has_its_rate_and_so_have_those_after_a_checkpoint(schedule
     whole = learner_with(scheduled=scheduled)
     assert [whole.next_rate(update) for update in range(6)] == pytest.approx(rates)
     for step in range(3):
-        first = learner_with(scheduled=scheduled)
-        trained = trained_by_reward(first)
-        tensors, state = trained.tensors(), trained.state()
-        saved = Checkpoint(step=step, path=Path("at"), tensors=tensors, state=state, made_with={})
+        trained = trained_by_reward(learner_with(scheduled=scheduled))
+        saved = Checkpoint(step, path=Path("at"), tensors=trained.tensors(), state=trained.state(), made_with={})
         again = learner_with(scheduled=scheduled)
         trained_by_reward(again).restore(saved)
         assert [again.next_rate(update) for update in range(2 * step, 6)] == pytest.approx(rates[2 * step :])
 
 
-def share(weight: Tensor, rate: float, *, frozen: Tensor | None = None) -> float:
-    parts = [nn.Parameter(weight)]
-    if frozen is not None:
-        parts.append(nn.Parameter(frozen, requires_grad=False))
-    return standing_still(parts, rate)
-
-
-def test_one_in_bfloat16_moves_by_half_the_spacing_below_it() -> None:
-    # Below 1 numbers of 8 bits lie 2^-8 apart, so that 1 - rate is rounded to 1 for a rate below 2^-9.
-    # The rule asks for a whole spacing, eps · 2^(e-2) with e = 1 and eps = 2^-7: 2^-8, and a step of just that moves.
-    one = torch.ones(1, dtype=torch.bfloat16)
-    assert share(one, 2.0**-8) == 0
-    assert share(one, 2.0**-8 * 0.999) == 1
-
-
-def test_the_share_is_of_the_trained_weights() -> None:
-    # Of 1, 2, 4 and 0 a step of 2^-8 moves 1; from 2 on the spacing is twice as wide, and 0 always moves.
-    weights = torch.tensor([1.0, 2.0, 4.0, 0.0], dtype=torch.bfloat16)
-    frozen = torch.full((12,), 4.0, dtype=torch.bfloat16)
-    assert share(weights, 2.0**-8, frozen=frozen) == 2 / 4
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_weight_as_wide_as_float32_counts_as_moved(dtype: torch.dtype) -> None:
-    assert share(torch.ones(3, dtype=dtype), 1e-30) == 0
-
-
-def test_without_trained_weights_none_stands_still() -> None:
-    assert standing_still([], 1e-3) == 0
+@pytest.mark.parametrize(
+    ("weights", "dtype", "rate", "share"),
+    [
+        # Below 1 numbers of 8 bits lie 2^-8 apart, so that 1 - rate is rounded to 1 for a rate below 2^-9.  The rule
+        # asks for a whole spacing, eps · 2^(e-2) with e = 1 and eps = 2^-7: 2^-8, and a step of just that moves.
+        ([1.0], torch.bfloat16, 2.0**-8, 0),
+        ([1.0], torch.bfloat16, 2.0**-8 * 0.999, 1),
+        # Of 1, 2, 4 and 0 it moves 1; from 2 on the spacing is twice as wide, and 0 always moves.
+        ([1.0, 2.0, 4.0, 0.0], torch.bfloat16, 2.0**-8, 2 / 4),
+        ([1.0, 1.0], torch.float32, 1e-30, 0),  # as wide as that, all count as moved
+        ([1.0, 1.0], torch.float64, 1e-30, 0),
+        ([], torch.bfloat16, 1e-3, 0),
+    ],
+)
+def test_the_share_that_stands_still_is_of_trained_weights_that_a_step_rounds_back(
+    weights: list[float], dtype: torch.dtype, rate: float, share: float
+) -> None:
+    trained = [nn.Parameter(torch.tensor(weights, dtype=dtype))] if weights else []
+    frozen = [nn.Parameter(torch.full((12,), 4.0, dtype=dtype), requires_grad=False)] if weights else []
+    assert standing_still([*trained, *frozen], rate) == share
 
 
 def half_frozen() -> nn.Module:

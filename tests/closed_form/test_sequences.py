@@ -2,6 +2,8 @@
 
 import ast
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from posttrain.rewards.process_rewards import process_rewards
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts, token_column_bytes
 from posttrain.training.update import Observations, update_tokens
 from tests.support.refusals import refused
+from tests.support.sequences import doubles, grades_of, resampled
 
 NAN = math.nan
 SOURCE = Path(__file__).parents[2] / "src" / "posttrain"
@@ -29,12 +32,9 @@ MASK = (True, True, False, False, True, True)
 def group() -> Group:
     tokens = tuple(new_tokenizer()(TEXT)["input_ids"])
     assert len(tokens) == len(TEXT)
+    logprobs = (-1.0, -2.0, -3.0, -4.0)
     given = TokenSequence(
-        tokens=tokens,
-        sampled=MASK,
-        logprobs=(-1.0, -2.0, -3.0, -4.0),
-        versions=((0, 6), (2, 5)),
-        finish=Finish.LENGTH,
+        tokens=tokens, sampled=MASK, logprobs=logprobs, versions=((0, 6), (2, 5)), finish=Finish.LENGTH
     )
     plain = TokenSequence.one_turn(tokens[:2], logprobs=(-0.5, -0.25), finish=Finish.LENGTH, version=7)
     rollouts = (Rollout(sample=0, sequence=given, text=TEXT), Rollout(sample=1, sequence=plain, text=TEXT[:2]))
@@ -42,15 +42,13 @@ def group() -> Group:
 
 
 def grades(marks: Marks | None = None) -> Grades:
-    rewards = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    ones = torch.ones(1, dtype=torch.float64)
-    return Grades(
-        names=("f",),
-        scores=rewards[None],
-        weights=ones,
-        rewards=rewards,
-        marks={"f": ((marks, None),)} if marks else {},
-    )
+    return grades_of([[1.0, 0.0]], marks={"f": ((marks, None),)} if marks else {})
+
+
+def require_process_rewards(groups: Sequence[Group], given: Grades, *expected: float) -> None:
+    found = process_rewards(groups, given, new_tokenizer())
+    assert found is not None
+    torch.testing.assert_close(found, doubles(*expected), equal_nan=True)
 
 
 def test_a_sequence_has_a_mark_for_each_token() -> None:
@@ -89,10 +87,7 @@ def test_no_code_asks_which_member_a_finish_is() -> None:
     ("marks", "expected"),
     [
         (Marks(tokens=(0.5, None, None, None, None, 2.0)), [0.5, NAN, NAN, 2.0]),
-        (
-            Marks(tokens=(None, 1.0, 2.0, 4.0, None, None)),
-            [NAN, 7.0, NAN, NAN],
-        ),  # the `2` asked for the reply: 1 + 2 + 4
+        (Marks(tokens=(None, 1.0, 2.0, 4.0, None, None)), [NAN, 7.0, NAN, NAN]),  # `2` asked for the reply: 1 + 2 + 4
         (Marks(spans=((0, 4, 1.0),)), [NAN, 1.0, NAN, NAN]),  # ends in the reply
         (Marks(spans=((2, 5, 1.0),)), [NAN, NAN, 1.0, NAN]),  # `+` completes it
         (Marks(spans=((2, 3, 1.0), (0, 6, -2.0))), [NAN, 1.0, NAN, -2.0]),
@@ -100,34 +95,25 @@ def test_no_code_asks_which_member_a_finish_is() -> None:
     ids=str,
 )
 def test_a_mark_on_given_text_counts_at_the_last_sampled_token_before_it(marks: Marks, expected: list[float]) -> None:
-    found = process_rewards([group()], grades(marks), new_tokenizer())
-    assert found is not None
-    torch.testing.assert_close(found, torch.tensor([*expected, NAN, NAN]).double(), equal_nan=True)
+    require_process_rewards([group()], grades(marks), *expected, NAN, NAN)
 
 
 def test_a_mark_before_anything_was_sampled_earns_nothing() -> None:
     whole = group()
-    given = TokenSequence(
-        tokens=whole.rollouts[0].tokens, sampled=(False, *MASK[1:]), logprobs=(-1.0,) * 3, finish=Finish.LENGTH
-    )
-    first = Rollout(sample=0, sequence=given, text=TEXT)
-    marked = Group(prompt=whole.prompt, draw=0, rollouts=(first, whole.rollouts[1]))
-    found = process_rewards([marked], grades(Marks(tokens=(9.0, 1.0, None, None, None, None))), new_tokenizer())
-    assert found is not None
-    torch.testing.assert_close(found, torch.tensor([1.0, NAN, NAN, NAN, NAN]).double(), equal_nan=True)
+    first = resampled(whole.rollouts[0], sampled=(False, *MASK[1:]), logprobs=(-1.0,) * 3, versions=())
+    marked = replace(whole, rollouts=(first, whole.rollouts[1]))
+    marks = Marks(tokens=(9.0, 1.0, None, None, None, None))
+    require_process_rewards([marked], grades(marks), 1.0, NAN, NAN, NAN, NAN)
 
 
 def written(path: Path, *, older: bool = False) -> Path:
-    earned = torch.tensor([NAN, 0.5, NAN, 2.0, NAN, NAN]).double()
-    data = parquet_bytes(
-        3,
-        [group()],
-        grades(Marks(tokens=(None,) * 6)),
-        torch.zeros(1, 2).double(),
-        token_columns={"process_rewards": earned, "token_advantages": torch.arange(6).double()},
-    )
+    earned = doubles(NAN, 0.5, NAN, 2.0, NAN, NAN)
+    columns = {"process_rewards": earned, "token_advantages": torch.arange(6).double()}
+    marked = grades(Marks(tokens=(None,) * 6))
+    data = parquet_bytes(3, [group()], marked, torch.zeros(1, 2).double(), token_columns=columns)
     table = pq.read_table(pa.BufferReader(data))
-    pq.write_table(table.drop_columns(["sampled"]) if older else table, path)
+    # An earlier version had a log-prob and a process reward for each token.
+    pq.write_table(table.drop_columns(["sampled", "process_rewards", "marks/f"]) if older else table, path)
     return path
 
 
@@ -144,26 +130,17 @@ def test_a_step_is_read_back_with_its_given_tokens(tmp_path: Path) -> None:
         assert (rollout.tokens, rollout.sequence.sampled) == (expected.tokens, expected.sequence.sampled)
         assert (rollout.logprobs, rollout.finish) == (expected.logprobs, expected.finish)
     assert known.marks["stored"][0][0] == Marks(tokens=(None, 0.5, None, None, None, 2.0))
-    columns = process_rewards([again], known, new_tokenizer())
-    assert columns is not None
-    torch.testing.assert_close(columns, torch.tensor([NAN, 0.5, NAN, 2.0, NAN, NAN]).double(), equal_nan=True)
+    require_process_rewards([again], known, NAN, 0.5, NAN, 2.0, NAN, NAN)
 
 
 def test_in_a_file_of_an_earlier_version_all_tokens_were_sampled(tmp_path: Path) -> None:
-    ((again,), _) = read_rollouts(with_all_sampled(written(tmp_path / "step.parquet", older=True)))
+    ((again,), _) = read_rollouts(written(tmp_path / "step.parquet", older=True))
     assert all(all(rollout.sequence.sampled) for rollout in again.rollouts)
-
-
-def with_all_sampled(file: Path) -> Path:
-    """An earlier version had a log-prob and a process reward for each token."""
-    table = pq.read_table(file).drop_columns(["process_rewards", "marks/f"])
-    pq.write_table(table, file)
-    return file
 
 
 def test_a_table_shows_given_tokens_without_numbers() -> None:
     found = with_gaps([1.0, 2.0, 3.0, 4.0], MASK)
-    torch.testing.assert_close(torch.tensor(found), torch.tensor([1.0, 2.0, NAN, NAN, 3.0, 4.0]), equal_nan=True)
+    assert found == pytest.approx([1.0, 2.0, NAN, NAN, 3.0, 4.0], nan_ok=True)
 
 
 def test_columns_of_an_update_have_a_number_for_each_sampled_token() -> None:
@@ -171,7 +148,7 @@ def test_columns_of_an_update_have_a_number_for_each_sampled_token() -> None:
     sequence = TokenSequence(tokens=(1, 2, 3), sampled=(True, False, True), logprobs=(-1.0, -2.0), finish=Finish.STOP)
     rollout = Rollout(sample=0, sequence=sequence, text="")
     batch = completions_of([Group(prompt=Prompt(id="p", text="", tokens=(5,)), draw=4, rollouts=(rollout,))])
-    kept = update_tokens(batch, [batch], Observations(logprobs=[torch.tensor([-1.0, -2.5], dtype=torch.float64)]))
+    kept = update_tokens(batch, [batch], Observations(logprobs=[doubles(-1.0, -2.5)]))
     assert [*kept.lengths] == [2]
     assert {len(column) for column in kept.columns.values()} == {2}
     assert kept.columns["ratio"].tolist() == pytest.approx([1.0, math.exp(-0.5)])
