@@ -25,7 +25,7 @@ import matplotlib
 from sums_task import larger_numbers
 
 import posttrain
-from posttrain.commands.phases import Phase, read_phases
+from posttrain.commands.phase_list import Phase, read_phases
 from posttrain.config import RewardModelConfig
 
 matplotlib.use("Agg")

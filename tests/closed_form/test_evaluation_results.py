@@ -19,7 +19,6 @@ from posttrain.training.evaluation import Answers, Questions, accuracies, full_e
 from posttrain.training.held_out import comparison
 from posttrain.training.report import unmeasured_lines
 from tests.support.refusals import refused
-from tests.support.sequences import grades_of
 from tests.support.tiny import some_prompts, tiny_policy
 
 QUESTIONS = Questions(

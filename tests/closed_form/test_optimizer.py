@@ -1,6 +1,7 @@
 """Optimisers: a caller's own rates, weights that a step leaves where they are, and what is said of frozen ones."""
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from posttrain.options.training import UpdateOptions
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.tensor_state import frozen_digest, frozen_state, require_same_frozen
 from posttrain.training.learner import Learner, LearnerSettings
-from posttrain.training.optimizer import OwnOptimizer, standing_still
+from posttrain.training.optimizer import OwnOptimizer, next_rate, standing_still
 from posttrain.training.session import trained_by_reward
 from tests.support.refusals import refused
 from tests.support.tiny import tiny_policy
@@ -71,6 +72,10 @@ def learner_with(*, scheduled: bool) -> Learner:
     return Learner(policy, build_algorithm({"name": "grpo"}), settings, own_optimizer=own)
 
 
+def rates_of(learner: Learner, updates: Iterable[int]) -> list[float]:
+    return [next_rate(learner.settings.update, learner.own_optimizer, update, 6) for update in updates]
+
+
 @pytest.mark.parametrize(
     ("scheduled", "rates"),
     [
@@ -80,13 +85,13 @@ def learner_with(*, scheduled: bool) -> Learner:
 )
 def test_every_update_has_its_rate_and_so_have_those_after_a_checkpoint(scheduled: bool, rates: list[float]) -> None:
     whole = learner_with(scheduled=scheduled)
-    assert [whole.next_rate(update) for update in range(6)] == pytest.approx(rates)
+    assert rates_of(whole, range(6)) == pytest.approx(rates)
     for step in range(3):
         trained = trained_by_reward(learner_with(scheduled=scheduled))
-        saved = Checkpoint(step, path=Path("at"), tensors=trained.tensors(), state=trained.state(), made_with={})
+        saved = Checkpoint(step=step, path=Path("at"), tensors=trained.tensors(), state=trained.state(), made_with={})
         again = learner_with(scheduled=scheduled)
         trained_by_reward(again).restore(saved)
-        assert [again.next_rate(update) for update in range(2 * step, 6)] == pytest.approx(rates[2 * step :])
+        assert rates_of(again, range(2 * step, 6)) == pytest.approx(rates[2 * step :])
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,8 @@ def test_implicit_rewards_are_sums_as_trl_logs_them_and_pairs_are_ranked_as_the_
 ) -> None:
     objective = PairObjective(beta=0.5, length_normalized=length_normalized)
     seen = MeasuredPairs.of(objective, POLICY, REFERENCE, LENGTHS)
-    assert [each.tolist() for each in seen.rewards] == [[0.5, -0.5], [-0.5, 0.25]]
+    rewards = [seen.columns[f"rewards/{side}"].tolist() for side in ("chosen", "rejected")]
+    assert rewards == [[0.5, -0.5], [-0.5, 0.25]]
     assert seen.columns["rewards/margins"].tolist() == [1.0, -0.75]
     assert seen.columns["pairs/margin"].tolist() == pytest.approx(margins)
 

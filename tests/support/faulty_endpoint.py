@@ -15,25 +15,15 @@ Play = Callable[[dict[str, Any], BaseHTTPRequestHandler], None]
 def says(content: str, *, tokens: int = 10) -> Play:
     """A proper reply with this text."""
 
-    def play(body: dict[str, Any], connection: BaseHTTPRequestHandler) -> None:
-        answer = {"choices": [{"message": {"content": content}}], "usage": {"total_tokens": tokens}}
-        reply(connection, 200, json.dumps(answer))
-
-    return play
+    return raw(json.dumps({"choices": [{"message": {"content": content}}], "usage": {"total_tokens": tokens}}))
 
 
 def status(code: int, **headers: str) -> Play:
-    def play(body: dict[str, Any], connection: BaseHTTPRequestHandler) -> None:
-        reply(connection, code, '{"error": {"message": "no"}}', headers)
-
-    return play
+    return lambda body, connection: reply(connection, code, '{"error": {"message": "no"}}', headers)
 
 
 def raw(text: str) -> Play:
-    def play(body: dict[str, Any], connection: BaseHTTPRequestHandler) -> None:
-        reply(connection, 200, text)
-
-    return play
+    return lambda body, connection: reply(connection, 200, text)
 
 
 def slow(seconds: float, then: Play) -> Play:

@@ -1,6 +1,7 @@
 """Demonstrations from every source, counted by hand, and those refused, naming the episode and the step."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from zipfile import ZipFile
@@ -17,7 +18,6 @@ from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.features import LinearReward
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import GridWorld
-from posttrain.irl.mdp import TabularMDP
 from tests.support.irl_worlds import Zeros, chain, random_world
 from tests.support.refusals import refused
 
@@ -55,47 +55,34 @@ def test_every_source_gives_the_same_demonstrations(tmp_path) -> None:
     triples = [[(0, 0, 1), (1, 2, 4), (4, 2, 7), (7, 0, 8)], [(3, 2, 6), (6, 1, 6)]]
     assert same(Demonstrations.from_transitions(triples, terminated=[True, False]), BOTH)
     assert same(Demonstrations.from_transitions(map(np.array, triples), terminated=np.array([True, False])), BOTH)
-    minari = [
-        SimpleNamespace(
-            observations=np.array(states),
-            actions=np.array(actions),
-            terminations=np.array([False] * (len(actions) - 1) + [ended]),
-            truncations=np.array([False] * (len(actions) - 1) + [not ended]),
-        )
-        for states, actions, ended in (([0, 1, 4, 7, 8], [0, 2, 2, 0], True), ([3, 6, 6], [2, 1], False))
-    ]
+    minari, imitation = [], []
+    for way in (TO_THE_END, STOPPED):
+        states, actions = np.array(way.states), np.array(way.actions)
+        last = np.arange(1, len(actions) + 1) == len(actions)
+        flags = {"terminations": last & way.terminated, "truncations": last & way.truncated}
+        minari.append(SimpleNamespace(observations=states, actions=actions, **flags))
+        imitation.append(SimpleNamespace(obs=states[:, None], acts=actions, terminal=way.terminated, infos=None))
     assert same(Demonstrations.from_minari(minari), BOTH)
-    imitation = [
-        SimpleNamespace(obs=np.array(states)[:, None], acts=np.array(actions), terminal=ended, infos=None)
-        for states, actions, ended in (([0, 1, 4, 7, 8], [0, 2, 2, 0], True), ([3, 6, 6], [2, 1], False))
-    ]
     assert same(Demonstrations.from_imitation(imitation), BOTH)
 
 
 def test_an_end_that_imitations_time_limit_made_is_no_end_of_the_world() -> None:
-    def trajectory(states, actions, info):
-        infos = None if info is None else [{}] * (len(actions) - 1) + [info]
-        return SimpleNamespace(obs=np.array(states), acts=np.array(actions), terminal=True, infos=infos)
+    def trajectory(way, info):
+        infos = None if info is None else [{}] * (len(way.actions) - 1) + [info]
+        return SimpleNamespace(obs=np.array(way.states), acts=np.array(way.actions), terminal=True, infos=infos)
 
-    ways = (TO_THE_END.states, TO_THE_END.actions), (STOPPED.states, STOPPED.actions)
-    told = [trajectory(*way, {"TimeLimit.truncated": cut}) for way, cut in zip(ways, (False, True), strict=True)]
+    told = [trajectory(way, {"TimeLimit.truncated": way.truncated}) for way in (TO_THE_END, STOPPED)]
     assert same(Demonstrations.from_imitation(told), BOTH)
-    untold = [trajectory(*way, info) for way, info in zip(ways, (None, {}), strict=True)]
+    untold = [trajectory(TO_THE_END, None), trajectory(STOPPED, {})]
     assert Demonstrations.from_imitation(untold).terminated.tolist() == [True, True]
     assert same(Demonstrations.from_imitation(untold, time_limit=2), BOTH)
 
 
 def test_minaris_own_episodes_are_read() -> None:
     minari = pytest.importorskip("minari")
-    episode = minari.EpisodeData(
-        id=0,
-        observations=np.array([0, 1, 4, 7, 8]),
-        actions=np.array([0, 2, 2, 0]),
-        rewards=np.zeros(4),
-        terminations=np.array([False, False, False, True]),
-        truncations=np.zeros(4, dtype=bool),
-        infos={},
-    )
+    states, actions, ends = np.array(TO_THE_END.states), np.array(TO_THE_END.actions), np.arange(4) == 3
+    given = {"observations": states, "actions": actions, "terminations": ends, "truncations": ends & False}
+    episode = minari.EpisodeData(id=0, rewards=np.zeros(4), infos={}, **given)
     assert same(Demonstrations.from_minari([episode]), Demonstrations.from_episodes([TO_THE_END]))
 
 
@@ -122,13 +109,14 @@ def test_observed_features_are_sums_over_what_they_are_features_of() -> None:
     counts = discounted_counts(BOTH, world, discount=0.5)
     per_state, per_pair = rng.normal(size=(9, 2)), rng.normal(size=(9, 4, 2))
     halves = 0.5 ** np.array([0, 1, 2, 3, 4, 0, 1]) / 2  # the last state of the second episode is not counted
-    on_state = LinearReward(features=per_state).bound(world).observed(counts)
-    np.testing.assert_allclose(on_state, halves @ per_state[[0, 1, 4, 7, 8, 3, 6]], rtol=1e-14)
     steps = 0.5 ** np.array([0, 1, 2, 3, 0, 1]) / 2
-    on_pair = LinearReward(features=per_pair, on="state_action").bound(world).observed(counts)
-    np.testing.assert_allclose(on_pair, steps @ per_pair[[0, 1, 4, 7, 3, 6], [0, 2, 2, 0, 2, 1]], rtol=1e-14)
-    on_next = LinearReward(features=per_state, on="next_state").bound(world).observed(counts)
-    np.testing.assert_allclose(on_next, steps @ per_state[[1, 4, 7, 8, 6, 6]], rtol=1e-14)
+    for features, on, expected in (
+        (per_state, "state", halves @ per_state[[0, 1, 4, 7, 8, 3, 6]]),
+        (per_pair, "state_action", steps @ per_pair[[0, 1, 4, 7, 3, 6], [0, 2, 2, 0, 2, 1]]),
+        (per_state, "next_state", steps @ per_state[[1, 4, 7, 8, 6, 6]]),
+    ):
+        observed = LinearReward(features=features, on=on).bound(world).observed(counts)
+        np.testing.assert_allclose(observed, expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize("on", ["state", "state_action", "next_state"])
@@ -137,11 +125,9 @@ def test_what_is_observed_is_the_mean_over_episodes(on) -> None:
     features = LinearReward(features=rng.normal(size=(36 if on == "state_action" else 9, 2)), on=on).bound(world)
     each = features.per_episode(BOTH, 0.5)
     assert each.shape == (2, 2)
-    np.testing.assert_allclose(
-        each.mean(axis=0), features.observed(discounted_counts(BOTH, world, discount=0.5)), rtol=1e-14
-    )
-    alone = Demonstrations.from_episodes([STOPPED])
-    np.testing.assert_allclose(each[1], features.observed(discounted_counts(alone, world, discount=0.5)), rtol=1e-14)
+    for mean, of in ((each.mean(axis=0), BOTH), (each[1], Demonstrations.from_episodes([STOPPED]))):
+        observed = features.observed(discounted_counts(of, world, discount=0.5))
+        np.testing.assert_allclose(mean, observed, rtol=1e-14)
 
 
 def test_where_there_is_one_action_its_features_are_the_mean_over_actions() -> None:
@@ -178,15 +164,7 @@ def test_a_walk_that_goes_on_too_long_is_truncated() -> None:
 
 def test_states_are_named_as_the_environment_names_them() -> None:
     """A world that lost states in reading still takes and gives the environment's numbers."""
-    table = csr_array(np.array([[0, 1.0], [0, 0]]))
-    mdp = TabularMDP(
-        transitions=table,
-        num_actions=1,
-        start=np.array([1.0, 0]),
-        terminal=np.array([False, True]),
-        rewards=np.zeros((2, 1)),
-        states=np.array([17, 40]),
-    )
+    mdp = replace(chain(2, ends=True), states=np.array([17, 40]))
     walk = sample_demonstrations(mdp, np.ones((2, 1)), num_episodes=1, rng=np.random.default_rng(0))
     assert walk.states.tolist() == [17, 40]
     assert in_world(walk, mdp).states.tolist() == [0, 1]
@@ -231,10 +209,7 @@ def one(states, actions) -> Demonstrations:
         (lambda: triples(), "demonstration 1 has no transitions"),
         (lambda: triples((0, 0, 1), (4, 0, 5)), "demonstration 1, step 1: it begins in state 4, … ended in state 1"),
         (lambda: triples((0, 0, 1), terminated=[True]), "1 flags for 2 demonstrations"),
-        (
-            lambda: triples((0, 0, -1, 1), (1, 0, -1, 2)),
-            "demonstration 1, step 0: (0, 0, -1, 1) is not (state, action, next state)",
-        ),
+        (lambda: triples((0, 0, -1, 1), (1, 0, -1, 2)), "1, step 0: (0, 0, -1, 1) is not (state, action, next state)"),
         (lambda: in_world(one([3], []), GridWorld(3)), "demonstration 0 is marked as terminated in state 3"),
         (
             lambda: in_world(Demonstrations.from_episodes([TO_THE_END, Episode([3], [], False, True)]), GridWorld(3)),
@@ -250,14 +225,12 @@ def one(states, actions) -> Demonstrations:
         (lambda: walked((7, 0, 8), (8, 0, 8)), "step 1: … state 8, which is terminal"),
         (lambda: walked((0, 0, 1)), "demonstration 1 is marked as terminated in state 1, which is not terminal"),
         (lambda: one([0, 1], [0, 0]), "demonstration 0 has 2 states and 2 actions"),
-        (lambda: one(np.array([0.5, 1]), [0]), "demonstration 0: each state must be one whole number"),
-        (lambda: one(np.zeros((2, 3)), [0]), "demonstration 0: each state must be one whole number"),
+        *(
+            (lambda states=states: one(np.array(states), [0]), "demonstration 0: each state must be one whole number")
+            for states in ([0.5, 1], [[0.0] * 3] * 2, [0, 1e300], ["0", "1"], [0, None], {"place": 0})
+        ),
         (lambda: one([0, 1], np.array([np.nan])), "demonstration 0: each action must be one whole number … 0 is nan"),
         (lambda: one(np.array([0, np.inf]), [0]), "demonstration 0: each state must be one whole number … 1 is inf"),
-        (lambda: one(np.array([0, 1e300]), [0]), "demonstration 0: each state must be one whole number"),
-        (lambda: one(np.array(["0", "1"]), [0]), "demonstration 0: each state must be one whole number"),
-        (lambda: one(np.array([0, None]), [0]), "demonstration 0: each state must be one whole number"),
-        (lambda: one(np.array({"place": 0}), [0]), "demonstration 0: each state must be one whole number"),
         (lambda: flat([0, 1, 2], [0]), "1 actions and 2 states … ; 1 and 3 are given"),
         (lambda: flat([0, 1], [0, 0]), "1 actions and 2 states … ; 2 and 2 are given"),
         (lambda: walks_of(np.full((9, 4), 0.25), num_episodes=0), "num_episodes = 0"),
@@ -270,16 +243,27 @@ def test_what_is_no_demonstration_is_refused_naming_it(make, message) -> None:
         make()
 
 
-def test_a_file_that_holds_something_else_is_refused(tmp_path) -> None:
-    np.savez(tmp_path / "other.npz", states=np.zeros(3))
-    with refused("holds no array 'actions'"):
+WRITTEN = {"states": [0, 1], "actions": [0], "lengths": [1], "terminated": [True], "truncated": [False]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"states": np.zeros(3)}, "holds no array 'actions'"),
+        (WRITTEN | {"lengths": [2]}, "2 actions and 3 states … 1 and 2 are given"),
+        (WRITTEN | {"terminated": []}, "`terminated` … the 1 episodes"),
+        *((WRITTEN | {"terminated": flags}, "terminated") for flags in ([[True]], [0.5], [np.nan], ["False"], True)),
+    ],
+)
+def test_a_file_that_holds_something_else_is_refused(tmp_path, fields, message) -> None:
+    np.savez(tmp_path / "other.npz", **fields)
+    with refused(message):
         Demonstrations.load(tmp_path / "other.npz")
-    np.savez(tmp_path / "short.npz", states=[0, 1], actions=[0], lengths=[2], terminated=[True], truncated=[False])
-    with refused("2 actions and 3 states … 1 and 2 are given"):
-        Demonstrations.load(tmp_path / "short.npz")
-    np.savez(tmp_path / "flags.npz", states=[0, 1], actions=[0], lengths=[1], terminated=[], truncated=[False])
-    with refused("`terminated` … the 1 episodes"):
-        Demonstrations.load(tmp_path / "flags.npz")
+
+
+def test_a_flag_in_a_file_may_be_a_number(tmp_path) -> None:
+    np.savez(tmp_path / "numbers.npz", **WRITTEN | {"terminated": [1]})
+    assert Demonstrations.load(tmp_path / "numbers.npz").terminated.tolist() == [True]
 
 
 def files_gone_wrong(folder: Path) -> Iterator[Path]:
@@ -288,17 +272,10 @@ def files_gone_wrong(folder: Path) -> Iterator[Path]:
     whole = (folder / "whole.npz").read_bytes()
     spoilt = bytearray(whole)
     spoilt[60] ^= 255  # in the first member
-    contents = {
-        "empty": b"",
-        "text": b"0 1 4",
-        "cut": whole[:-5],
-        "half": whole[: len(whole) // 2],
-        "spoilt": bytes(spoilt),
-    }
     yield from (folder / "missing.npz", folder)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-        yield folder / name
+    for number, content in enumerate((b"", b"0 1 4", whole[:-5], whole[: len(whole) // 2], bytes(spoilt))):
+        (folder / str(number)).write_bytes(content)
+        yield folder / str(number)
     np.savez(folder / "objects.npz", states=np.array([0, None]))
     yield folder / "objects.npz"
     np.save(folder / "header.npy", BOTH.states)
@@ -314,16 +291,6 @@ def test_a_damaged_file_is_refused_and_named(tmp_path) -> None:
     for path in files_gone_wrong(tmp_path):
         with refused(f"{path}: "):
             Demonstrations.load(path)
-
-
-@pytest.mark.parametrize("flags", [[[True]], [0.5], [np.nan], ["False"], True])
-def test_a_flag_in_a_file_is_true_or_false(tmp_path, flags) -> None:
-    fields = {"states": [0, 1], "actions": [0], "lengths": [1], "truncated": [False]}
-    np.savez(tmp_path / "flags.npz", terminated=flags, **fields)
-    with refused("terminated"):
-        Demonstrations.load(tmp_path / "flags.npz")
-    np.savez(tmp_path / "numbers.npz", terminated=[1], **fields)
-    assert Demonstrations.load(tmp_path / "numbers.npz").terminated.tolist() == [True]
 
 
 @pytest.mark.parametrize(
@@ -349,10 +316,9 @@ def test_actions_are_fitted_up_to_the_horizon_and_no_further() -> None:
 
 
 def test_moments_of_the_wrong_shape_are_refused() -> None:
-    with refused("moments has"):
-        MaxCausalEntIRL().fit_moments(GridWorld(3), LinearReward(features=np.eye(9)), np.ones(8))
-    features, one_missing = LinearReward(features=np.eye(9)), np.where(np.arange(9) == 4, np.nan, 1.0)
-    with refused("moments has"):
-        MaxCausalEntIRL().fit_moments(GridWorld(3), features, one_missing)
+    features = LinearReward(features=np.eye(9))
+    for moments in (np.ones(8), np.where(np.arange(9) == 4, np.nan, 1.0)):
+        with refused("moments has"):
+            MaxCausalEntIRL().fit_moments(GridWorld(3), features, moments)
     with refused("needs demonstrations"):
-        MaxCausalEntIRL(objective="likelihood").fit_moments(GridWorld(3), LinearReward(features=np.eye(9)), np.ones(9))
+        MaxCausalEntIRL(objective="likelihood").fit_moments(GridWorld(3), features, np.ones(9))

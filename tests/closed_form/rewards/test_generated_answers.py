@@ -96,51 +96,22 @@ def test_what_an_integral_may_look_like_is_an_expression(text: str) -> None:
     assert is_expression(text)
 
 
-HOSTILE = (
-    "__import__('os').system('true')",
-    "x.__class__",
-    "().__class__.__mro__",
-    "[x for x in (1,)]",
-    "{}",
-    "lambda: 1",
-    "x if x else x",
-    "open(1)",
-    "exec(x)",
-    "eval(x)",
-    "S(x)",
-    "N(x)",
-    "sympify(x)",
-    "print(x)",
-    "x; y",
-    "x = 1",
-    "x := 1",
-    "1 .real",
-    "1.real",
-    "1e5.x",
-    "f'{x}'",
-    '"x"',
-    "x\\\n",
-    "x # y",
-    "x @ y",
-    "π",
-    "ｘ．ｙ",
-    "x" * 1001,
-    "9999999999999",
-    "",
-    " ",
-)
+HOSTILE = """
+__import__('os').system('true') | x.__class__ | ().__class__.__mro__ | [x for x in (1,)] | {} | lambda: 1
+x if x else x | open(1) | exec(x) | eval(x) | S(x) | N(x) | sympify(x) | print(x) | x; y | x = 1 | x := 1
+1 .real | 1.real | 1e5.x | f'{x}' | "x" | x # y | x @ y | π | ｘ．ｙ | 9999999999999
+"""
+ODD = ("x\\\n", "x" * 1001, "", " ")
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("text", [*HOSTILE.strip().replace("\n", " | ").split(" | "), *ODD])
 def test_what_python_could_look_up_or_call_is_none(text: str) -> None:
     assert not is_expression(text)
 
 
 def test_no_number_is_an_answer_only_where_it_is_the_row_s_own() -> None:
-    assert is_no_number("nan + 1i", "-15.0 + 3.0i")
-    assert is_no_number("-Infinity", "4")
-    assert not is_no_number("Nancy", "Amelia")
-    assert not is_no_number("inf", "inf")
+    assert all(is_no_number(*each) for each in (("nan + 1i", "-15.0 + 3.0i"), ("-Infinity", "4")))
+    assert not any(is_no_number(*each) for each in (("Nancy", "Amelia"), ("inf", "inf")))
 
 
 def test_a_scorer_is_the_library_s_only_where_it_knows_more_than_one_answer_and_evaluates_none() -> None:
@@ -162,25 +133,27 @@ def outcome(text: str, finish: str = "stop", **columns: Any) -> tuple[float | No
 
 
 def test_each_way_to_fare_has_its_name() -> None:
-    known = row("same", "7")
-    assert outcome("<answer>7</answer>", **known) == (1.0, "correct")
-    assert outcome("<answer>8</answer>", **known) == (0.0, "wrong")
-    assert outcome("", **known) == (0.0, "no_answer")
+    known, listed = row("same", "7"), row("listed", "0 1\n1 0", valid_answers=["0 1\n1 0", "1 0\n0 1"])
+    for text, columns, expected in (
+        ("<answer>7</answer>", known, (1.0, "correct")),
+        ("<answer>8</answer>", known, (0.0, "wrong")),
+        ("", known, (0.0, "no_answer")),
+        ("7" * 10_001, known, (0.0, "refused")),
+        ("open(1)", row("expression", "x"), (0.0, "refused")),
+        ("nan", row("gym", "1"), (0.0, "refused")),
+        ("1 0\n0 1", listed, (1.0, "correct")),
+    ):
+        assert outcome(text, **columns) == expected
     assert outcome("7", "length", **known) == (0.0, "truncated")
-    assert outcome("7" * 10_001, **known) == (0.0, "refused")
-    assert outcome("open(1)", **row("expression", "x")) == (0.0, "refused")
-    assert outcome("nan", **row("gym", "1")) == (0.0, "refused")
-    assert outcome("1 0\n0 1", **row("listed", "0 1\n1 0", valid_answers=["0 1\n1 0", "1 0\n0 1"])) == (1.0, "correct")
 
 
 def test_what_the_library_gives_is_paid_in_full_or_not_at_all_unless_parts_are_asked_for() -> None:
-    strict, lenient = GeneratedReward(), GeneratedReward(partial_credit=True)
-    assert strict.slowly(0.5) == Graded(0.0, "partial") == strict.slowly(0.01)  # type: ignore[arg-type]
-    assert lenient.slowly(0.5) == Graded(0.5, "partial")  # type: ignore[arg-type]
-    assert strict.slowly(1.0) == Graded(1.0, "correct")  # type: ignore[arg-type]
-    assert strict.slowly(0.0) == Graded(0.0, "wrong")  # type: ignore[arg-type]
-    assert strict.slowly(Unanswered.TIME_LIMIT) == Graded(0.0, "time_limit")  # type: ignore[arg-type]
-    assert strict.slowly(Unanswered.CRASHED) == Graded(0.0, "unreadable")  # type: ignore[arg-type]
+    strict, said = GeneratedReward(), {0.5: "partial", 0.01: "partial", 1.0: "correct", 0.0: "wrong"}
+    said |= {Unanswered.TIME_LIMIT: "time_limit", Unanswered.CRASHED: "unreadable"}
+    assert {given: strict.slowly(given) for given in said} == {
+        given: Graded(float(given == 1.0), name) for given, name in said.items()
+    }
+    assert GeneratedReward(partial_credit=True).slowly(0.5) == Graded(0.5, "partial")
     assert isinstance(strict.slowly(Unanswered.LOST), ScoringFailure)  # which is asked again, and no 0
 
 
