@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.behaviours.behaviour_reader import BehaviourReader
 from posttrain.behaviours.behaviour_table import TABLE, PatternRow, chosen_rows, compiled_pattern, read_search
-from posttrain.options.behaviours import BehaviourOptions
+from posttrain.options.training import BehaviourOptions
 from posttrain.records import Group, Prompt
 from posttrain.rewards.countdown import Countdown
 from tests.support.pages import blocks, documented, write_files
