@@ -41,10 +41,11 @@ class _TokenLogprobs(torch.autograd.Function):
         normalisers = torch.empty_like(picked)
         layer = OutputLayer(head, bias, settings.soft_cap, settings.scale)
         for rows, columns in _tiles(len(targets), head):
-            inputs, tile = hidden[rows].to(head.dtype), _Tile(rows, columns[0], settings.temperature, like=picked)
+            inputs = hidden[rows].to(head.dtype)
+            room = picked.new_empty(len(inputs) * (columns[0].stop - columns[0].start))
             parts = picked.new_empty(len(columns), len(inputs))
             for part, vocab in zip(parts, columns, strict=True):
-                logits = tile.logits(inputs, layer.part(vocab))
+                logits = _tile_logits(room, inputs, layer.part(vocab), settings.temperature)
                 place, inside = _places(targets[rows], vocab)
                 picked[rows] += logits.gather(1, place[:, None])[:, 0] * inside
                 largest = logits.amax(dim=1, keepdim=True)
@@ -69,10 +70,11 @@ class _TokenLogprobs(torch.autograd.Function):
         if ctx.needs_input_grad[2]:  # type: ignore[attr-defined]
             grad_bias = torch.zeros_like(bias, dtype=normalisers.dtype)
         for rows, columns in _tiles(len(targets), head):
-            inputs, tile = hidden[rows].to(head.dtype), _Tile(rows, columns[0], settings.temperature, like=normalisers)
+            inputs = hidden[rows].to(head.dtype)
+            room = normalisers.new_empty(len(inputs) * (columns[0].stop - columns[0].start))
             for vocab in columns:
                 # d logp / d logits = onehot - softmax, here in place on the recomputed logits.
-                logits = tile.logits(inputs, layer.part(vocab))
+                logits = _tile_logits(room, inputs, layer.part(vocab), settings.temperature)
                 slope_of_cap = None  # d(soft_cap · tanh(z / soft_cap)) / dz = 1 - (logit / soft_cap)²
                 if layer.soft_cap is not None:
                     slope_of_cap = (logits * (settings.temperature / layer.soft_cap)).square_().neg_().add_(1)
@@ -93,28 +95,21 @@ class _TokenLogprobs(torch.autograd.Function):
         return grad_hidden.to(hidden.dtype), returned, returned_bias, None, None
 
 
-class _Tile:
-    """Memory for one tile's logits, reused for all: new memory each time fragments the heap."""
-
-    def __init__(self, rows: slice, vocab: slice, temperature: float, like: Tensor) -> None:
-        self.room = like.new_empty((rows.stop - rows.start) * (vocab.stop - vocab.start))
-        self.temperature = temperature
-
-    def logits(self, inputs: Tensor, layer: OutputLayer) -> Tensor:
-        """The layer's logits / temperature, valid until the next call."""
-        head = layer.matrix
-        logits = self.room[: len(inputs) * len(head)].view(len(inputs), len(head))
-        if inputs.dtype == logits.dtype:
-            torch.mm(inputs, head.T, out=logits)
-        else:
-            logits.copy_(inputs @ head.T)
-        if layer.bias is not None:
-            logits.add_(layer.bias)
-        if layer.scale != 1.0:
-            logits.mul_(layer.scale)
-        if layer.soft_cap is not None:
-            logits.div_(layer.soft_cap).tanh_().mul_(layer.soft_cap)
-        return logits if self.temperature == 1.0 else logits.div_(self.temperature)
+def _tile_logits(room: Tensor, inputs: Tensor, layer: OutputLayer, temperature: float) -> Tensor:
+    """A layer's logits / temperature, in memory that all tiles reuse: new memory each time fragments the heap."""
+    head = layer.matrix
+    logits = room[: len(inputs) * len(head)].view(len(inputs), len(head))
+    if inputs.dtype == logits.dtype:
+        torch.mm(inputs, head.T, out=logits)
+    else:
+        logits.copy_(inputs @ head.T)
+    if layer.bias is not None:
+        logits.add_(layer.bias)
+    if layer.scale != 1.0:
+        logits.mul_(layer.scale)
+    if layer.soft_cap is not None:
+        logits.div_(layer.soft_cap).tanh_().mul_(layer.soft_cap)
+    return logits if temperature == 1.0 else logits.div_(temperature)
 
 
 def token_logprobs(

@@ -29,7 +29,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int32, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.func import functional_call
@@ -65,17 +65,15 @@ class TokenDropout:
         features = (_mixed(torch.arange(flat.shape[1], device=x.device) * STEP + self.key) >> 32).to(torch.int32)
         at_once = max(1, (CUDA_ELEMENTS if x.is_cuda else TILE_ELEMENTS) // flat.shape[1])
         for part, given, row in zip(made.split(at_once), flat.split(at_once), rows.split(at_once), strict=True):
-            torch.mul(given, self._kept(row, features), out=part)
+            mixed = (
+                row[:, None] ^ features
+            )  # then MurmurHash3's finaliser but for its last step: it changes no high bit
+            mixed ^= (mixed >> 16) & 0xFFFF
+            mixed *= 0x85EBCA6B - 2**32
+            mixed ^= (mixed >> 13) & 0x7FFFF
+            mixed *= 0xC2B2AE35 - 2**32
+            torch.mul(given, mixed >= min(round(self.share * 2**32), 2**32 - 1) - 2**31, out=part)
         return made.div_(1 - self.share).view(x.shape)
-
-    def _kept(self, rows: Int32[Tensor, " row"], features: Int32[Tensor, " input"]) -> Bool[Tensor, "row input"]:
-        """Which numbers are seen: the finaliser of MurmurHash3 without its last step, which changes no high bit."""
-        mixed = rows[:, None] ^ features
-        mixed ^= (mixed >> 16) & 0xFFFF
-        mixed *= 0x85EBCA6B - 2**32
-        mixed ^= (mixed >> 13) & 0x7FFFF
-        mixed *= 0xC2B2AE35 - 2**32
-        return mixed >= min(round(self.share * 2**32), 2**32 - 1) - 2**31
 
     def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "TokenDropout":
         return replace(self, tokens=self.tokens[rows])
