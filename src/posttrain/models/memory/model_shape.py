@@ -147,11 +147,7 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
 
 def _first(config: Any, *names: str) -> int | None:
     """The first of these options that a config has; families differ in names."""
-    for name in names:
-        value = getattr(config, name, None)
-        if isinstance(value, int):
-            return value
-    return None
+    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
 
 
 def recipe_shape(options: ModelOptions | NewModelOptions) -> ModelShape:
