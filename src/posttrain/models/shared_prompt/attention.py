@@ -154,7 +154,7 @@ class PackedLayout:
         whole = [
             length + self.root_lengths[root] for length, root in zip(self.branch_lengths, self.branch_root, strict=True)
         ]
-        self.longest = max([*self.root_lengths, *whole], default=0)
+        self.longest = max([*self.root_lengths, *whole])
         """Tokens of the longest sequence, a branch with its root."""
         self.root_buckets = _like_lengths(self.root_lengths)
         self.branch_buckets = _like_lengths(self.branch_lengths)
