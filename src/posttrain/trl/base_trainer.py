@@ -1,18 +1,26 @@
-"""The train() and evaluate() that all trainers share; each kind of trainer defines what it trains and measures."""
+"""What all trainers share: the policy, the rows, the callbacks, train() and evaluate().
+
+Each kind of trainer defines what it trains and measures.
+"""
 
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar, Generic, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
-from transformers import TrainerState
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.peft_layers import peft_layers
 from posttrain.models.loading.saving import save_trained
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import OptimizerOptions
@@ -21,21 +29,32 @@ from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.tensor_state import restore_module
 from posttrain.schemas import did_you_mean
 from posttrain.training.optimizer import OwnOptimizer, new_optimizer
-from posttrain.trl.callback_watcher import CallbackWatcher, RunRates, Schedule
+from posttrain.trl import model_source, saved_models
+from posttrain.trl.callback_watcher import CallbackWatcher, Events, RunRates, Schedule, made_callback
 from posttrain.trl.configs import recipe
-from posttrain.trl.configs.field_rules import errors_by_field, lines_about, require_values
+from posttrain.trl.configs.field_rules import config_from, errors_by_field, lines_about, require_values
 from posttrain.trl.configs.recipe import RunLength, run_length
+from posttrain.trl.configs.training_fields import OneProcess, TrainingFields
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import Dataset, Given, Row, named_folder
-from posttrain.trl.names_elsewhere import overrides
-from posttrain.trl.saved_models import remove_dangling, resume_step, saved_state
-from posttrain.trl.trainer_methods import Args, TrainerMethods, rows_of_dataset
+from posttrain.trl.model_source import Dataset, Given, Row, rows_of_dataset
+from posttrain.trl.names_elsewhere import overrides, require_called
+
+Args = TypeVar("Args", bound=TrainingFields)
 
 
-class BaseTrainer(TrainerMethods[Args], Generic[Args]):
-    """A model, rows and callbacks.  Each kind of trainer defines `recipe`, `_fit` and `_measured`."""
+class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
+    """A model, rows and callbacks.  Each kind of trainer defines `recipe`, `_fit` and `_measured`.
 
-    settable = TrainerMethods.settable | {"optimizer", "lr_scheduler"}
+    `notes` lists what TRL would do differently.
+    """
+
+    settable = frozenset({"train_dataset", "eval_dataset", "optimizer", "lr_scheduler"})
+    not_called = frozenset(
+        {"accelerator", "is_deepspeed_enabled", "is_fsdp_enabled", "is_model_parallel"}
+        | {"create_model_card", "get_eval_dataloader", "get_train_dataloader", "save_metrics", "save_state"}
+    )
+    is_deepspeed_enabled = is_fsdp_enabled = is_model_parallel = False
+    config_class: ClassVar[type[TrainingFields]]
     wanted: ClassVar[str] = "give rows"
     logged: ClassVar[Sequence[str]] = ("loss", "grad_norm", "learning_rate", "num_tokens")
     """Our metrics that a step logs, under the same names as in TRL."""
@@ -52,9 +71,25 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         if given.train_dataset is None:
             raise UserError(f"{type(self).__name__}: train_dataset is missing; {self.wanted}.")
         kind = cast(type[Args], self.config_class)
-        name = given.model if isinstance(given.model, str) else named_folder(given.model)
+        name = given.model if isinstance(given.model, str) else model_source.named_folder(given.model)
         args = args or kind(f"{Path(name).name or 'model'}-{kind.__name__.removesuffix('Config')}")
-        super().__init__(given, args)
+        require_called(type(self))  # a class may have been patched since it was made
+        args, self.notes = config_from(args, kind)
+        self.args: Args = args
+        require_values(args)
+        self.notes += lines_about(args)
+        with errors_by_field(args):
+            self.policy, self.loaded_model, self.model_options = model_source.load_source(given, args, self.notes)
+        self.processing_class = self.policy.tokenizer
+        self.events = Events(
+            args=args,
+            model=lambda: self.model,
+            processing_class=self.policy.tokenizer,
+            callbacks=[made_callback(each) for each in given.callbacks or ()],
+            log_step=lambda entry, start_time: self.log(entry, start_time),
+            save_model=self._save_checkpoint_model,
+        )
+        self.run: Run | None = None
         self.train_dataset: Dataset | None = given.train_dataset
         self.eval_dataset = given.eval_dataset
         recipe.require_strategies(self.args, measures=self.eval_dataset is not None)
@@ -66,6 +101,97 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         self._of_run: tuple[object, ...] = ()
         self._updates_before = 0
         """Updates of the weights in earlier calls of train()."""
+
+    def _finish_init(self) -> None:
+        for note in self.notes:
+            print(f"posttrain.trl: {note}", flush=True)
+        self.made = True
+        self.events.call("on_init_end")
+
+    @property
+    def model(self) -> nn.Module:
+        """With an adapter a PeftModel around the policy, or around a classifier of its layers."""
+        return self._shown_model
+
+    @cached_property
+    def _shown_model(self) -> nn.Module:
+        policy, loaded = self.policy.model, self.loaded_model
+        adapted = lora_layers(policy) or (loaded is not policy and peft_layers(policy))
+        if not adapted or model_source.is_peft_model(loaded) or find_spec("peft") is None:
+            return loaded
+        from posttrain.trl.peft_models import with_peft_around
+
+        return with_peft_around(policy, cast(PreTrainedModel, loaded))
+
+    @property
+    def model_wrapped(self) -> nn.Module:
+        return self.model
+
+    @property
+    def control(self) -> TrainerControl:
+        return self.events.control
+
+    @property
+    def accelerator(self) -> OneProcess:
+        """The only process, with the attributes of accelerate that scripts read."""
+        return OneProcess(self.policy.device)
+
+    @property
+    def state(self) -> TrainerState:
+        return self.events.state
+
+    def is_world_process_zero(self) -> bool:
+        return True
+
+    is_local_process_zero = is_world_process_zero
+
+    def get_num_trainable_parameters(self) -> int:
+        return sum(each.numel() for each in self.model.parameters() if each.requires_grad)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The rows in batches of a device, in order, for scripts to read; training draws its batches itself."""
+        return loader(self.train_dataset, "train_dataset", self.args.per_device_train_batch_size)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """The same for the evaluation rows; a name selects one of several data sets."""
+        given: Any = self.eval_dataset
+        if eval_dataset is not None:
+            given = given[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
+        return loader(given, "eval_dataset", self.args.per_device_eval_batch_size)
+
+    def save_state(self) -> None:
+        """Write `state` to trainer_state.json in the folder of the run."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        saved_models.write_state(self.state, self.folder)
+
+    def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
+        """Print numbers of a part of the data ("train", "eval"), a line each."""
+        width = max(map(len, metrics), default=0)
+        print(f"posttrain.trl: {split} metrics", flush=True)
+        for name in sorted(metrics):
+            value = metrics[name]
+            print(f"  {name:<{width}} = {value:.4g}" if isinstance(value, float) else f"  {name:<{width}} = {value}")
+
+    def add_callback(self, callback: Any) -> None:
+        self.events.callbacks.append(made_callback(callback))
+
+    def remove_callback(self, callback: Any) -> None:
+        self.pop_callback(callback)
+
+    def pop_callback(self, callback: Any) -> TrainerCallback:
+        callbacks = self.events.callbacks
+        found = next((each for each in callbacks if each is callback or type(each) is callback), None)
+        if found is None:
+            raise UserError(f"remove_callback: {callback!r:.60} is not one of the trainer's callbacks.")
+        callbacks.remove(found)
+        return found
+
+    def log(self, logs: Entry, start_time: float | None = None) -> None:
+        """Add an entry to `state.log_history` and call `on_log`.  Training calls a script's override.
+
+        `start_time` is when training began, in seconds since 1970.
+        """
+        self.events.log(logs)
 
     @classmethod
     def require_defaults(cls, given: Mapping[str, object]) -> None:
@@ -83,7 +209,7 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         """Train to the end, or until a callback stops; the folder is then a run folder like any other."""
         with errors_by_field(self.args):
             checkpoint = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-            resume, from_step = resume_step(checkpoint, self.folder)
+            resume, from_step = saved_models.resume_step(checkpoint, self.folder)
             if not resume and (self.folder / "config.yaml").is_file() and not self.args.overwrite_output_dir:
                 remedy = (
                     "Use resume_from_checkpoint=True, another folder, or overwrite_output_dir=True, which deletes it."
@@ -105,8 +231,10 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
             for note in lines_about(self.args):  # a script may have changed some since the trainer was made
                 if note not in self.notes:
                     print(f"posttrain.trl: {note}", flush=True)
-            remove_dangling(self.folder)
-            self.events.begin(saved_state(self.folder / "checkpoints", from_step) if resume else TrainerState())
+            saved_models.remove_dangling(self.folder)
+            self.events.begin(
+                saved_models.saved_state(self.folder / "checkpoints", from_step) if resume else TrainerState()
+            )
             given = {"policy": self.policy, "rows": rows, "optimizer": self.own_optimizer, "watchers": [watcher]}
             self.run = self._fit(config, resume=resume, from_step=from_step, **given)
         if self.args.push_to_hub:
@@ -231,3 +359,7 @@ def own_optimizer(given: tuple[object, object]) -> OwnOptimizer | None:
             " rates of the optimiser's groups.  A scheduler needs its optimiser."
         )
     return OwnOptimizer(optimizer=optimizer, scheduler=scheduler)
+
+
+def loader(given: object, name: str, size: int) -> DataLoader[Any]:
+    return DataLoader(cast(Any, rows_of_dataset(given, name, most=size)), batch_size=size, collate_fn=list)

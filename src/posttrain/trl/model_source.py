@@ -1,9 +1,10 @@
 """The policy that a trainer's arguments describe: a path or a model object, its tokenizer, 4 bits."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
@@ -269,3 +270,23 @@ def copy_template(policy: Policy, path: str, owner: str) -> None:
     if used := sorted(each for each in missing if each in str(other.chat_template)):
         raise UserError(f"{where}: the model lacks its tokens {', '.join(used)}.  Add them to model and tokenizer.")
     policy.tokenizer.chat_template = other.chat_template
+
+
+def rows_of_dataset(given: object, name: str, *, most: int | None) -> list[Row]:
+    """The rows; of what has no length, such as a stream, as many as a run can draw."""
+    kind = type(given).__name__
+    if isinstance(given, Mapping):
+        names = ", ".join(map(str, given))
+        raise UserError(f"{name}: a {kind} of {names} is given.  Give one of them: {name}=data[{next(iter(given))!r}].")
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        raise UserError(f"{name}: {given!r:.60} ({kind}) is given.  Give a datasets.Dataset or a list of dicts.")
+    if not isinstance(given, Sized) and most is None:
+        remedy = "set max_steps, which ends the run" if name == "train_dataset" else "give a list: list(data.take(100))"
+        raise UserError(f"{name}: it has no length, so {remedy}.")
+    rows = list(given) if isinstance(given, Sized) else list(islice(given, most))
+    if not rows:
+        raise UserError(f"{name}: it is empty.  Give at least one row.")
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise UserError(f"{name}: {row!r:.60} ({type(row).__name__}) is not a row.  Give dicts of columns.")
+    return rows

@@ -24,7 +24,10 @@ from posttrain.runs.checkpoint import discard
 from posttrain.runs.files import NAME, saved_steps, write_atomically, writing
 from posttrain.runs.tensor_state import trained_names, untied
 from posttrain.schemas import did_you_mean
+from posttrain.trl.configs.recipe import folder_of_run
 from posttrain.trl.configs.training_fields import TrainingFields
+from posttrain.trl.model_source import named_folder
+from posttrain.trl.names_elsewhere import CheckedOverrides, overrides
 
 STATE_FILE = "trainer_state.json"
 HEADER = {
@@ -170,3 +173,91 @@ def trainer_card(given: Mapping[str, object], *, trainer: str, base: str, tags: 
         f"---\n{yaml.safe_dump(found, sort_keys=False)}---\n\n# {title}\n\n"
         f"{base or 'A model'} was trained{data} with the {trainer} of posttrain {version('posttrain')}.\n"
     )
+
+
+class ModelWriter(CheckedOverrides):
+    """What a trainer writes: its model, metrics and a card, and the same on the hub."""
+
+    policy: Policy
+    args: TrainingFields
+    _tag_names: Sequence[str] = ()
+    """Tags that a script's own trainer adds to a model card."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(folder_of_run(self.args))
+
+    @property
+    def hub_model_id(self) -> str:
+        """The name on the hub that `push_to_hub` uploads to: by default that of the folder."""
+        return self.args.hub_model_id or self.folder.resolve().name
+
+    def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
+        """Write numbers to SPLIT_results.json in the folder of the run, and with `combined` into all_results.json."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        given = {f"{split}_results.json": dict(metrics)}
+        if combined:
+            file = self.folder / "all_results.json"
+            earlier = json.loads(file.read_bytes()) if file.is_file() else {}
+            given[file.name] = {**earlier, **metrics}
+        for name, content in given.items():
+            write_atomically(self.folder / name, json.dumps(content, indent=4, sort_keys=True).encode())
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model, or only the adapter where one is trained, with the tokenizer, for from_pretrained.
+
+        A script's override also writes the files of checkpoints: as in transformers, `_internal_call` is then True.
+        """
+        self.write_model(Path(output_dir) if output_dir else self.folder)
+
+    def write_model(self, folder: Path) -> None:
+        save_model_folder(self.policy, folder)
+
+    def write_checkpoint_model(self, folder: Path) -> None:
+        save_into_checkpoint(self.policy, folder)
+
+    def _save_checkpoint_model(self, checkpoint: Path) -> None:
+        if overrides(self, "save_model"):
+            self.save_model(str(checkpoint), _internal_call=True)
+        else:
+            self.write_checkpoint_model(checkpoint)
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | Sequence[str] | None = None
+    ) -> None:
+        """Write README.md into the folder of the run: the base model, the data, the tags and how it was trained."""
+        given = {"model_name": model_name, "dataset_name": dataset_name, "tags": tags}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._write_card(self.folder, given)
+
+    def _write_card(self, folder: Path, given: Mapping[str, object]) -> None:
+        base = named_folder(self.policy.model)
+        text = trainer_card(given, trainer=type(self).__name__, base=base, tags=self._tag_names)
+        write_atomically(folder / "README.md", text.encode())
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        **card: Any,
+    ) -> str:
+        """Upload the trained model to the hub, as `hub_model_id`; returns where it is when it is there.
+
+        `card` is what its README.md says: model_name, dataset_name, tags; and `private`, of the hub.
+        """
+        private = card.pop("private", None)
+        if not blocking:
+            print("posttrain.trl: blocking = False: push_to_hub returns when the model is uploaded.", flush=True)
+        folder = self.folder / "pushed"
+        self.write_model(folder)
+        self._write_card(folder, card)
+        return push(
+            folder,
+            self.hub_model_id,
+            token=token or self.args.hub_token,
+            revision=revision or self.args.hub_revision,
+            private=self.args.hub_private_repo if private is None else private,
+            message=commit_message or "End of training",
+        )
