@@ -117,27 +117,6 @@ def saved_state(checkpoints: Path, step: int | None) -> TrainerState:
     return state
 
 
-def push(
-    folder: Path, name: str, *, token: str | None, revision: str | None, private: bool | None, message: str
-) -> str:
-    """Upload a folder to the hub; returns where it is."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its HTTP library, whichever that is
-
-    try:
-        hub = HfApi(token=token)
-        made = hub.create_repo(name, private=private, exist_ok=True)
-        if revision:
-            hub.create_branch(made.repo_id, branch=revision, exist_ok=True)
-        hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=message, revision=revision)
-    except (HTTPError, OSError) as error:  # OSError: no token, offline by an environment variable
-        raise RunError(
-            f"push_to_hub: {name} could not be written to the hub ({' '.join(str(error).split())[:200]}).  It can be"
-            f" pushed later: huggingface-cli upload {name} {folder}."
-        ) from error
-    return str(made)
-
-
 def resume_step(given: str | bool | None, folder: Path) -> tuple[bool, int | None]:
     """Whether a run is resumed, and from which step's checkpoint; None is the last."""
     if given is None or given is False:
@@ -153,26 +132,6 @@ def resume_step(given: str | bool | None, folder: Path) -> tuple[bool, int | Non
         remedy = f"Give True for its last, or {folder}/checkpoint-100."
         raise UserError(f"{field}: not a checkpoint of the run in {folder}.  {remedy}")
     return True, int(found[1])
-
-
-def trainer_card(given: Mapping[str, object], *, trainer: str, base: str, tags: Sequence[str]) -> str:
-    """A card in Markdown; `base` is the model that was trained, and `tags` are those of the trainer's class."""
-    for name in given:
-        if name not in KNOWN:
-            raise UserError(f"a model card has no {name!r}.  {did_you_mean(name, KNOWN)}")
-    method = trainer.removesuffix("Trainer").lower()
-    found: dict[str, object] = {"library_name": "transformers"}
-    if base:
-        found["base_model"] = base
-    found |= {HEADER[name]: value for name, value in given.items() if name in HEADER and value is not None}
-    more: Any = given.get("tags") or ()
-    found["tags"] = list(dict.fromkeys(["posttrain", method, *tags, *([more] if isinstance(more, str) else more)]))
-    title = given.get("model_name") or "Model card"
-    data = f" on {found['datasets']}" if "datasets" in found else ""
-    return (
-        f"---\n{yaml.safe_dump(found, sort_keys=False)}---\n\n# {title}\n\n"
-        f"{base or 'A model'} was trained{data} with the {trainer} of posttrain {version('posttrain')}.\n"
-    )
 
 
 class ModelWriter(CheckedOverrides):
@@ -231,8 +190,21 @@ class ModelWriter(CheckedOverrides):
         self._write_card(self.folder, given)
 
     def _write_card(self, folder: Path, given: Mapping[str, object]) -> None:
-        base = named_folder(self.policy.model)
-        text = trainer_card(given, trainer=type(self).__name__, base=base, tags=self._tag_names)
+        """A card in Markdown."""
+        for name in given:
+            if name not in KNOWN:
+                raise UserError(f"a model card has no {name!r}.  {did_you_mean(name, KNOWN)}")
+        trainer, base = type(self).__name__, named_folder(self.policy.model)
+        found: dict[str, object] = {"library_name": "transformers", **({"base_model": base} if base else {})}
+        found |= {HEADER[name]: value for name, value in given.items() if name in HEADER and value is not None}
+        more: Any = given.get("tags") or ()
+        tags = ["posttrain", trainer.removesuffix("Trainer").lower(), *self._tag_names]
+        found["tags"] = list(dict.fromkeys([*tags, *([more] if isinstance(more, str) else more)]))
+        data = f" on {found['datasets']}" if "datasets" in found else ""
+        text = (
+            f"---\n{yaml.safe_dump(found, sort_keys=False)}---\n\n# {given.get('model_name') or 'Model card'}\n\n"
+            f"{base or 'A model'} was trained{data} with the {trainer} of posttrain {version('posttrain')}.\n"
+        )
         write_atomically(folder / "README.md", text.encode())
 
     def push_to_hub(
@@ -247,17 +219,25 @@ class ModelWriter(CheckedOverrides):
 
         `card` is what its README.md says: model_name, dataset_name, tags; and `private`, of the hub.
         """
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its HTTP library, whichever
+
         private = card.pop("private", None)
+        private = self.args.hub_private_repo if private is None else private
         if not blocking:
             print("posttrain.trl: blocking = False: push_to_hub returns when the model is uploaded.", flush=True)
-        folder = self.folder / "pushed"
+        folder, name, revision = self.folder / "pushed", self.hub_model_id, revision or self.args.hub_revision
         self.write_model(folder)
         self._write_card(folder, card)
-        return push(
-            folder,
-            self.hub_model_id,
-            token=token or self.args.hub_token,
-            revision=revision or self.args.hub_revision,
-            private=self.args.hub_private_repo if private is None else private,
-            message=commit_message or "End of training",
-        )
+        message = commit_message or "End of training"
+        try:
+            hub = HfApi(token=token or self.args.hub_token)
+            made = hub.create_repo(name, private=private, exist_ok=True)
+            if revision:
+                hub.create_branch(made.repo_id, branch=revision, exist_ok=True)
+            hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=message, revision=revision)
+        except (HTTPError, OSError) as error:  # OSError: no token, offline by an environment variable
+            reason = " ".join(str(error).split())[:200]
+            remedy = f"It can be pushed later: huggingface-cli upload {name} {folder}."
+            raise RunError(f"push_to_hub: {name} could not be written to the hub ({reason}).  {remedy}") from error
+        return str(made)
