@@ -142,24 +142,20 @@ def csv_rows(file: Path, delimiter: str) -> Found:
             raise UserError(f"{file}: cannot be read as csv: {fault}")
         number = reader.line_num + 1
         for cells in reader:
+            row: object = dict(zip(header, cells, strict=False))
+            if len(cells) != len(header):
+                columns = f"{len(header)} columns ({', '.join(header)})"
+                row = UserError(f"{len(cells)} cells for {columns}; quote cells that hold the delimiter or a line end")
+            elif any("\udc80" <= letter <= "\udcff" for cell in cells if not cell.isascii() for letter in cell):
+                row = UserError("not UTF-8; save the file as UTF-8")
             if cells:
-                yield number, csv_row(header, cells)
+                yield number, row
             number = reader.line_num + 1
     except csv.Error as error:
         raise UserError(
             f"{file.name}:{number}: cannot be read as csv: {error}. Write a quote within quotes twice; use .jsonl for"
             " texts of more than 131072 characters."
         ) from error
-
-
-def csv_row(header: Sequence[str], cells: Sequence[str]) -> object:
-    """A row by the names in the header, or what is wrong with it."""
-    if len(cells) != len(header):
-        columns = f"{len(header)} columns ({', '.join(header)})"
-        return UserError(f"{len(cells)} cells for {columns}; quote cells that hold the delimiter or a line end")
-    if any("\udc80" <= letter <= "\udcff" for cell in cells if not cell.isascii() for letter in cell):
-        return UserError("not UTF-8; save the file as UTF-8")
-    return dict(zip(header, cells, strict=True))
 
 
 HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")
