@@ -69,10 +69,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
 
     def have_people_vote(collection: Collection) -> None:
-        ballots, question = (
-            [collection.ballot(rater) for rater in switches.rater],
-            getattr(config.judge, "question", ""),
-        )
+        assert isinstance(config.judge, PersonJudgeOptions)
+        question = config.judge.question
+        ballots = [collection.ballot(rater) for rater in switches.rater]
         if switches.terminal:
             ballot.ask_in_terminal(ballots[0], question)
         else:
