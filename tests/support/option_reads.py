@@ -16,8 +16,8 @@ SETTINGS = ("posttrain.options.", "posttrain.config.")
 """Where options check themselves and each other, which is not yet an effect."""
 COPIES = ("dataclasses", "copy", "posttrain.schemas", "posttrain.binding", "posttrain.commands.flags")
 """What only copies, prints or compares them."""
-NOTES = ("posttrain.runs.run_inputs", "posttrain.runs.named_inputs", "posttrain.training.session")
-"""What only notes them for a resume."""
+NOTES = ("posttrain.runs.run_inputs", "posttrain.runs.named_inputs")
+"""What only notes them for a resume, as `session.inputs_of` does."""
 
 
 @contextmanager
@@ -53,7 +53,8 @@ def has_effect(frame: FrameType | None) -> bool:
     """Whether an option is read by code of ours that is not about options themselves."""
     while frame is not None:
         module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        if module.startswith(COPIES + NOTES) or function in ("__eq__", "__repr__", "__hash__"):
+        notes = module.startswith(COPIES + NOTES) or frame.f_code.co_qualname.startswith("inputs_of")
+        if notes or function in ("__eq__", "__repr__", "__hash__"):
             return False
         if not module.startswith((*SETTINGS, __name__)):
             return bool(module.startswith("posttrain."))
