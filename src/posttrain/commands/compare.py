@@ -9,6 +9,7 @@ from posttrain.commands.flags import COMMAND_LINE, CommandSpec, given_flags
 from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.options.bounds import PositiveInt
+from posttrain.runs.interruption import GOES_ON, stopped_with_a_word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     given = split_arguments(rest, PROGRAM)
     first, _ = given.first("RECIPE")
     recipes = given.positional or [first]
-    from posttrain.commands.cells import make_cells, read_budget, variant_names
+    from posttrain.commands.cells import make_cells, read_budget, run_comparison, variant_names
 
     variants: dict[str, Config] = {}
     for name, recipe in zip(variant_names(recipes), recipes, strict=True):
@@ -58,9 +59,6 @@ def main(arguments: Sequence[str]) -> int:
         for cell in cells:
             print(f"  {cell.name:30} {cell.config.algorithm}")
         return 0
-    from posttrain.commands.cells import run_comparison
-    from posttrain.runs.interruption import GOES_ON, stopped_with_a_word
-
     with stopped_with_a_word(lambda: GOES_ON):
         table = run_comparison(cells, budget, folder)
     print(f"\n{table}\n\n{folder}/comparison.md, comparison.png and comparison.json have it.")

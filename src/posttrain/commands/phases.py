@@ -16,7 +16,7 @@ from posttrain.config import as_recipe
 from posttrain.errors import UserError
 from posttrain.runs.files import write_atomically
 from posttrain.runs.folder import sole_writer
-from posttrain.runs.interruption import run_posttrain
+from posttrain.runs.interruption import GOES_ON, run_posttrain, stopped_with_a_word
 from posttrain.runs.named_inputs import changed_options, changed_since, first_changes
 
 if TYPE_CHECKING:
@@ -55,8 +55,6 @@ def main(arguments: Sequence[str]) -> int:
             taken = ", ".join(sorted(phase.takes_over())) or "nothing of an earlier phase"
             print(f"{phase.number}. {phase.name:16} posttrain {phase.command:12} takes over {taken}")
         return 0
-    from posttrain.runs.interruption import GOES_ON, stopped_with_a_word
-
     with stopped_with_a_word(lambda: GOES_ON):
         report = run_phases(phases, folder)
     print(f"\n{report}\n{folder} has it as Markdown and as JSON.")
