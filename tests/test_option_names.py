@@ -7,10 +7,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from posttrain.algorithms.table import ALGORITHMS
 from posttrain.commands.chat import ChatConfig
 from posttrain.config.reading import COMMAND_OF
-from posttrain.config.sections import CLASSES, section_names, section_schema
+from posttrain.config.sections import section_names, section_schema, variants_of
 from posttrain.options.reward import RewardOptions
 from posttrain.schemas import Schema, record_class, unwrapped
 from tests.support.pages import one_test_of
@@ -31,8 +30,7 @@ def records(section: str) -> list[Any]:
     """What a section may be: a record class for each kind of recipe that has it, and for each of its variants."""
     if section == "rewards":
         return [record_class(Schema(RewardOptions))]
-    variants = ALGORITHMS if section == "algorithm" else CLASSES.get(section, ("", {}))[1]
-    names = [{"name": name} for name in variants] or [{}]
+    names = [{"name": name} for name in variants_of(section)[1]] or [{}]
     kinds = [kind for kind in KINDS if section in section_names(kind)]
     return [record_class(section_schema(kind, section, name)) for kind in kinds for name in names]
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from posttrain.algorithms.algorithm import Algorithm
 
 CLASSES: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "algorithm": ("grpo", {}),
     "task": ("countdown", TASK_OPTIONS),
     "engine": ("in_process", ENGINE_OPTIONS),
     "world": ("icy_grid", by_name(irl.WorldOptions)),
@@ -32,7 +31,7 @@ CLASSES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "method": ("causal", by_name(irl.MethodOptions)),
     "judge": ("reward", by_name(JudgeOptions)),
 }
-"""Sections whose class is chosen by `name`: the default name, and every class by name; of `algorithm` a function."""
+"""Sections whose class is chosen by `name`: the default name, and every class by name."""
 
 
 ORDER = (
@@ -53,11 +52,17 @@ def section_record(kind: type, section: str, content: object) -> Any:
     return record_class(section_schema(kind, section, content))
 
 
+def variants_of(section: str) -> tuple[str, Mapping[str, Any]]:
+    if section == "algorithm":
+        from posttrain.algorithms.table import ALGORITHMS
+
+        return "grpo", ALGORITHMS
+    return CLASSES.get(section, ("", {}))
+
+
 def section_schema(kind: type, section: str, content: object) -> Schema:
     """The schema of a section, which may depend on the `name` in it."""
-    default, variants = CLASSES.get(section, ("", {}))
-    if section == "algorithm":
-        from posttrain.algorithms.table import ALGORITHMS as variants
+    default, variants = variants_of(section)
     given = content if isinstance(content, Mapping) else {}
     if not variants:
         new, *existing = get_args(get_type_hints(kind)[section]) or [get_type_hints(kind)[section]]
