@@ -44,25 +44,23 @@ def source_at(place: str, name: str, call: object) -> FunctionSource:
 @functools.cache  # the first answer is kept: a file may change after its function has been imported
 def source_of(call: Callable[..., object], reward: str) -> FunctionSource:
     """The source of a function given in Python.  Raises UserError if no name leads back to it."""
-    if not inspect.isfunction(call):
-        raise unfindable(reward, f"it is a {type(call).__name__}")
-    module, name = call.__module__, call.__qualname__
-    if module == "__main__":
-        raise unfindable(reward, "it is in the program that was started")
-    if "<" in name:
-        raise unfindable(reward, "it is inside another function, or a lambda")
+    module, name = getattr(call, "__module__", ""), getattr(call, "__qualname__", "")
     found: object = sys.modules.get(module)
     file = getattr(found, "__file__", None)
     for part in name.split("."):
         found = getattr(found, part, None)
-    if found is not call or file is None:
-        raise unfindable(reward, f"{module}:{name} is not this function")
-    return FunctionSource(place=module, name=name, file=file, digest=code_digest(Path(file)))
-
-
-def unfindable(reward: str, why: str) -> UserError:
+    if not inspect.isfunction(call):
+        why = f"it is a {type(call).__name__}"
+    elif module == "__main__":
+        why = "it is in the program that was started"
+    elif "<" in name:
+        why = "it is inside another function, or a lambda"
+    elif found is call and file is not None:
+        return FunctionSource(place=module, name=name, file=file, digest=code_digest(Path(file)))
+    else:
+        why = f"{module}:{name} is not this function"
     remedy = "Import it from a file where it is a top-level `def`, or name it in the recipe as FILE.py:FUNCTION."
-    return UserError(f"reward {reward!r}: no worker or cache can find it by name: {why}. {remedy}")
+    raise UserError(f"reward {reward!r}: no worker or cache can find it by name: {why}. {remedy}")
 
 
 class ScoringFailure(Exception):
