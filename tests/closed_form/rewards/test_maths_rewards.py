@@ -274,7 +274,7 @@ def compare_answers(gold, answer):
         "same",
         "time_limit",
         "different",
-        "unreadable",
+        "crashed",
         "same",
         "different",
     ]
