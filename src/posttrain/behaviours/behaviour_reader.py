@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+import regex
 
 from posttrain.behaviours import behaviour_table
 from posttrain.errors import UserError
@@ -71,9 +72,9 @@ class BehaviourReader:
     timeout_seconds: float = TIMEOUT_SECONDS
 
     @cached_property
-    def patterns(self) -> Mapping[str, tuple[behaviour_table.Pattern, ...]]:
+    def patterns(self) -> Mapping[str, tuple[regex.Pattern[str], ...]]:
         return {
-            name: tuple(behaviour_table.compiled_pattern(each, where=f"behaviours: {name}") for each in row.patterns)
+            name: tuple(regex.compile(each, regex.IGNORECASE) for each in row.patterns)
             for name, row in self.rows.items()
             if isinstance(row, behaviour_table.PatternRow)
         }
@@ -141,9 +142,7 @@ def tallies(completions: Iterable[tuple[Mapping[str, behaviour_table.Signs], int
     return found
 
 
-def num_signs(
-    patterns: Iterable[behaviour_table.Pattern], text: str, *, timeout_seconds: float = TIMEOUT_SECONDS
-) -> int:
+def num_signs(patterns: Iterable[regex.Pattern[str]], text: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> int:
     """The stretches of a text that some pattern matches; overlapping matches are one.  Raises TimeoutError."""
     spans = [match.span() for pattern in patterns for match in pattern.finditer(text, timeout=timeout_seconds)]
     count, end = 0, 0

@@ -118,7 +118,6 @@ class SearchRow:
 
 
 Row = PatternRow | SearchRow
-Pattern = regex.Pattern[str]
 
 TABLE: Mapping[str, Row] = {
     "verification": PatternRow(
@@ -217,8 +216,14 @@ def chosen_rows(options: BehaviourOptions) -> dict[str, Row]:
                 rule = "should be a mapping, such as {any: ['\\bhmm\\b']}."
                 raise UserError(f"{where}: {name} = {content!r:.60} {rule}")
             given = bind(PatternOptions, content, where=f"{where}: {name}")
-            for text in given.any:
-                compiled_pattern(text, where=f"behaviours: {name}")  # a wrong one fails here, not in the first step
+            for text in given.any:  # a wrong one fails here, not in the first step
+                try:
+                    found = regex.compile(text, regex.IGNORECASE).match("")
+                except (regex.error, OverflowError) as error:
+                    raise UserError(f"behaviours: {name}: {text!r} is not a regular expression: {error}") from None
+                if found is not None:
+                    told = "matches an empty text, so it matches everywhere.  Require a character."
+                    raise UserError(f"behaviours: {name}: {text!r} {told}")
             if name in TABLE or name in KINDS:
                 raise UserError(f"behaviours: `{name}` is already in the table.  Choose another name.")
             if name in rows:
@@ -226,17 +231,6 @@ def chosen_rows(options: BehaviourOptions) -> dict[str, Row]:
             says, least, within = given.says or name.replace("_", " "), given.at_least, given.within
             rows[name] = PatternRow(says=says, patterns=given.any, at_least=least, within=within, kind="custom")
     return rows
-
-
-def compiled_pattern(text: str, *, where: str) -> Pattern:
-    """The compiled pattern, which ignores case.  Raises UserError if it is not one or matches an empty text."""
-    try:
-        compiled = regex.compile(text, regex.IGNORECASE)
-        if compiled.match("") is None:
-            return compiled
-    except (regex.error, OverflowError) as error:
-        raise UserError(f"{where}: {text!r} is not a regular expression: {error}") from None
-    raise UserError(f"{where}: {text!r} matches an empty text, so it matches everywhere.  Require a character.")
 
 
 def patterns_in(file: Path) -> Mapping[str, object]:

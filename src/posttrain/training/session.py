@@ -17,6 +17,7 @@ from posttrain.errors import UserError
 from posttrain.generation.engine import Engine, load_checked, own_engine, require_engine, require_room_for
 from posttrain.generation.parity import engine_in_parity
 from posttrain.models.adapters.in_force import trains_adapter
+from posttrain.models.loading.new_model import policy_of_run
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
@@ -39,7 +40,7 @@ from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.optimizer import OwnOptimizer
-from posttrain.training.trained import RunState, Trained, policy_of_run
+from posttrain.training.trained import RunState, Trained
 
 Reward = Callable[..., object] | RewardFunction
 """A function, or a `reward_function` of one, with a name and a weight."""

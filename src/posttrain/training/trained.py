@@ -8,11 +8,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 import torch
 from torch import nn
 
-from posttrain.models.loading.devices import require_device_of
-from posttrain.models.loading.model_folder import load_policy, load_policy_to_train
-from posttrain.models.loading.new_model import new_model, new_tokenizer
-from posttrain.models.policy import Policy, as_policy
-from posttrain.options.model import ModelOptions, NewModelOptions
+from posttrain.models.policy import Policy
 from posttrain.runs import tensor_state
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.training.optimizer import POLICY, OwnOptimizer
@@ -163,27 +159,3 @@ class Trained(Generic[State]):
         for name, module in self.modules.items():
             tensor_state.restore_module(module, saved.tensors[name])
         tensor_state.restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
-
-
-def policy_of_run(
-    model: ModelOptions | NewModelOptions,
-    given: Policy | None,
-    *,
-    seed: int,
-    inference: bool = False,
-    saves_whole: bool = False,
-) -> tuple[Policy, str]:
-    """The caller's policy, or the recipe's model, loaded or new; and its name."""
-    if given is not None:
-        policy, name = given, given.model.name_or_path or "a model object"
-    elif isinstance(model, NewModelOptions):
-        tokenizer = new_tokenizer(model.template)
-        policy, name = as_policy(new_model(model, tokenizer, seed=seed), tokenizer), "new"
-    elif inference:
-        policy, name = load_policy(model, seed=seed, inference=True), model.path
-    else:
-        policy, name = load_policy_to_train(model, seed=seed, saves_whole=saves_whole), model.path
-    policy.require_as_made()
-    if isinstance(model, ModelOptions):
-        require_device_of(policy.device, model.device)
-    return policy, name

@@ -18,7 +18,10 @@ from transformers import (
 )
 
 from posttrain.models.loading.construction import ONE_AT_A_TIME
-from posttrain.options.model import NewModelOptions
+from posttrain.models.loading.devices import require_device_of
+from posttrain.models.loading.model_folder import load_policy, load_policy_to_train
+from posttrain.models.policy import Policy, as_policy
+from posttrain.options.model import ModelOptions, NewModelOptions
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 END, PAD = "<|end|>", "<|pad|>"
@@ -157,3 +160,27 @@ def new_model_config(options: NewModelOptions, tokenizer: PreTrainedTokenizerFas
         max_position_embeddings=options.max_positions,
         **shared,
     )
+
+
+def policy_of_run(
+    model: ModelOptions | NewModelOptions,
+    given: Policy | None,
+    *,
+    seed: int,
+    inference: bool = False,
+    saves_whole: bool = False,
+) -> tuple[Policy, str]:
+    """The caller's policy, or the recipe's model, loaded or new; and its name."""
+    if given is not None:
+        policy, name = given, given.model.name_or_path or "a model object"
+    elif isinstance(model, NewModelOptions):
+        tokenizer = new_tokenizer(model.template)
+        policy, name = as_policy(new_model(model, tokenizer, seed=seed), tokenizer), "new"
+    elif inference:
+        policy, name = load_policy(model, seed=seed, inference=True), model.path
+    else:
+        policy, name = load_policy_to_train(model, seed=seed, saves_whole=saves_whole), model.path
+    policy.require_as_made()
+    if isinstance(model, ModelOptions):
+        require_device_of(policy.device, model.device)
+    return policy, name

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from posttrain.config import DpoConfig
 from posttrain.errors import UserError
+from posttrain.models.loading.new_model import policy_of_run
 from posttrain.models.policy import Policy
 from posttrain.options.pairs import DpoOptions
 from posttrain.records import Grades, Group, Preference, Prompt, TokenSequence
@@ -39,7 +40,6 @@ from posttrain.training.metrics import step_metrics
 from posttrain.training.optimizer import OwnOptimizer, require_all_trained
 from posttrain.training.reference import Reference, UncopiedPolicy
 from posttrain.training.session import NO_CALLER, CallerObjects, Rewards, Session, StartOptions, inputs_of, open_session
-from posttrain.training.trained import policy_of_run
 
 PARTS = ("prompt", "chosen", "rejected")
 IN_SUMMARY = ("pairs/num", "pairs/frac_tied", "pairs/reward_gap", "reward", "completions/mean_length")

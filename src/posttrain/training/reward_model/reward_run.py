@@ -13,6 +13,7 @@ from torch import nn
 from posttrain.config import RewardModelConfig
 from posttrain.models.classifiers.heads import ScoreHead, TextScorer, new_scorer
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
+from posttrain.models.loading.new_model import policy_of_run
 from posttrain.models.loading.saving import require_loadable, whole_folder
 from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
@@ -35,7 +36,7 @@ from posttrain.training.optimizer import POLICY, OwnOptimizer, ParameterGroup, n
 from posttrain.training.pair_updates import PairScores, accumulate_scores, pair_scores, read_answers
 from posttrain.training.reward_model import calibration
 from posttrain.training.session import StartOptions
-from posttrain.training.trained import FitState, policy_of_run
+from posttrain.training.trained import FitState
 
 HEAD = "head"
 """The head's name in checkpoints and metrics."""

@@ -15,6 +15,7 @@ from posttrain.config import SftConfig
 from posttrain.errors import UserError
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.forward import Completions, ForwardNeeds, TokenParts
+from posttrain.models.loading.new_model import policy_of_run
 from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 from posttrain.models.policy import Policy
@@ -38,7 +39,7 @@ from posttrain.training.fit_session import FitObjective, FitSession
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.session import StartOptions
 from posttrain.training.sft.learned_rows import DemonstrationSet, RowExamples, demonstrations_of, row_examples
-from posttrain.training.trained import FitState, policy_of_run
+from posttrain.training.trained import FitState
 
 
 def learned_tokens(policy: Policy, examples: Sequence[Example], *, statistics: bool = False) -> TokenParts:
