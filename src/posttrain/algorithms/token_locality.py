@@ -1,6 +1,6 @@
 """Whether each term of a loss reads one completion at a time; only then micro-batches leave the gradient as it is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,7 +32,9 @@ class LocalityCheck:
         for term in terms:
             if term.name in self.tried:
                 continue
-            seen = joined_views(self.held[term.name], detached(view)) if term.name in self.held else detached(view)
+            seen = changed(view, lambda _, each: each.detach())
+            if term.name in self.held:
+                seen = joined_views(self.held[term.name], seen)
             if int(seen.rollout[-1]) == 0:
                 self.held[term.name] = seen
                 continue
@@ -70,7 +72,7 @@ def require_local(term: LossTerm, view: TokenView, *, owner: str) -> None:
 def losses_and_gradients(term: LossTerm, view: TokenView, *, owner: str) -> list[Tensor]:
     """A term's losses, and the gradients of their weighted sum by all that the policy and the critic compute."""
     leaves = {name: each.clone().requires_grad_() for name, each in computed(view).items()}
-    losses = term.losses(with_computed(view, leaves), owner=owner)
+    losses = term.losses(changed(view, lambda name, _: leaves[name]), owner=owner)
     if not losses.requires_grad:
         return [losses]
     gradients = torch.autograd.grad((view.columns.weights * losses).sum(), list(leaves.values()), allow_unused=True)
@@ -83,15 +85,11 @@ def computed(view: TokenView) -> dict[str, Tensor]:
     return {"logprobs": view.logprobs, **view.known}
 
 
-def with_computed(view: TokenView, parts: Mapping[str, Tensor], **others: Any) -> TokenView:
+def changed(view: TokenView, change: Callable[[str, Tensor], Tensor], **others: Any) -> TokenView:
     """The view with other numbers for these, and with other fields."""
-    known = {name: part for name, part in parts.items() if name != "logprobs"}
-    return replace(view, logprobs=parts["logprobs"], known=known, **others)
-
-
-def detached(view: TokenView) -> TokenView:
-    """The same numbers without the graph that they come from."""
-    return with_computed(view, {name: each.detach() for name, each in computed(view).items()})
+    logprobs = change("logprobs", view.logprobs)
+    known = {name: change(name, each) for name, each in view.known.items()}
+    return replace(view, logprobs=logprobs, known=known, **others)
 
 
 def stirred(view: TokenView) -> TokenView:
@@ -113,22 +111,18 @@ def stirred(view: TokenView) -> TokenView:
             return (column + noise(column, NOISE)).abs()
         return column + noise(column, 1.0)
 
-    parts = {name: other(name, each) for name, each in computed(view).items()}
-    return with_computed(view, parts, columns=view.columns.map_named(other))
+    return changed(view, other, columns=view.columns.map_named(other))
 
 
 def selected(view: TokenView, tokens: Bool[Tensor, " token"]) -> TokenView:
     """Whole completions of a view, counted from 0."""
-    rollout = view.rollout[tokens]
-    columns = view.columns.map(lambda each: each[tokens])
-    parts = {name: each[tokens] for name, each in computed(view).items()}
-    return with_computed(view, parts, rollout=rollout - rollout[0], columns=columns)
+    rollout, columns = view.rollout[tokens], view.columns.map(lambda each: each[tokens])
+    return changed(view, lambda _, each: each[tokens], rollout=rollout - rollout[0], columns=columns)
 
 
 def joined_views(one: TokenView, other: TokenView) -> TokenView:
     """The completions of two views in one."""
-    more = other.columns.named()
+    more, known = other.columns.named(), computed(other)
     columns = one.columns.map_named(lambda name, column: torch.cat([column, more[name]]))
-    parts = {name: torch.cat([each, computed(other)[name]]) for name, each in computed(one).items()}
     rollout = torch.cat([one.rollout, other.rollout + one.rollout[-1] + 1])
-    return with_computed(one, parts, rollout=rollout, columns=columns)
+    return changed(one, lambda name, each: torch.cat([each, known[name]]), rollout=rollout, columns=columns)

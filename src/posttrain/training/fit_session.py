@@ -39,11 +39,9 @@ class FitSource(Protocol[Made]):
 
     def batch(self, first: int, options: Any) -> Sequence[Made]:
         """The batch that begins with this row or pair, counted from the beginning of the run."""
-        ...
 
     def num_steps(self, options: Any) -> int | None:
         """Updates of the whole run; None leaves it to `run.num_steps`."""
-        ...
 
     def described(self) -> Sequence[str]: ...
 

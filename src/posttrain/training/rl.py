@@ -3,7 +3,6 @@
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
 from torch import Tensor
@@ -351,9 +350,7 @@ class TrainingSteps:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
