@@ -160,7 +160,7 @@ def conclude(session: FitSession[Item], harness: Harness) -> Run:
     return Run(folder=folder.path, summary=summary)
 
 
-def show_plan(config: Kind, opened: Opened[Kind, Item]) -> None:
+def show_fit_plan(config: Kind, opened: Opened[Kind, Item]) -> None:
     config = resolved_config(config)
     with claim_threads(config.run.threads), opened(config) as session:
         objective = session.objective

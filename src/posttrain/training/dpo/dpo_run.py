@@ -34,7 +34,7 @@ from posttrain.training import held_out
 from posttrain.training.collector import Journal, completion_tokens, no_journal
 from posttrain.training.dpo.dpo_objective import DpoObjective
 from posttrain.training.evaluation import held_out_metrics
-from posttrain.training.fit import run_fit, show_plan
+from posttrain.training.fit import run_fit, show_fit_plan
 from posttrain.training.fit_session import FitSession, pairs_of_rows
 from posttrain.training.metrics import step_metrics
 from posttrain.training.optimizer import OwnOptimizer, require_all_trained
@@ -303,7 +303,7 @@ def train_dpo(
 
 
 def show_dpo_plan(config: DpoConfig) -> None:
-    show_plan(config, open_dpo)
+    show_fit_plan(config, open_dpo)
 
 
 @contextmanager

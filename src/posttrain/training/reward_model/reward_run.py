@@ -30,7 +30,7 @@ from posttrain.runs.watchers import Watcher
 from posttrain.tasks.dataset import Rows
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.tasks.row_files.rows import NO_ROWS_GIVEN, GivenRows
-from posttrain.training.fit import run_fit, show_plan
+from posttrain.training.fit import run_fit, show_fit_plan
 from posttrain.training.fit_session import FitObjective, FitSession, pairs_of_rows
 from posttrain.training.optimizer import POLICY, OwnOptimizer, ParameterGroup, new_optimizer
 from posttrain.training.pair_updates import PairScores, accumulate_scores, pair_scores, read_answers
@@ -206,7 +206,7 @@ def train_reward_model(
 
 
 def show_reward_plan(config: RewardModelConfig) -> None:
-    show_plan(config, open_reward_model)
+    show_fit_plan(config, open_reward_model)
 
 
 def open_reward_model(

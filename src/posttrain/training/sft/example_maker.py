@@ -244,16 +244,16 @@ def row_list(rows: Sequence[str]) -> str:
 
 def token_row(row: DatasetRow) -> TokenRow:
     """A row of tokens.  Raises UserError if its columns do not agree."""
-    tokens = whole_numbers(row, TOKENS)
+    tokens = numbers_in(row, TOKENS)
     if not tokens:
         raise UserError(f"{row.where}: the column `{TOKENS}` is empty; fill it or drop the row")
-    if 0 in of_length(row, "attention_mask", len(tokens), default=1):
+    if 0 in numbers_in(row, "attention_mask", len(tokens), default=1):
         raise UserError(f"{row.where}: its attention_mask leaves out tokens; give rows without padding")
     learned = [True] * len(tokens)
     for mask in MASKS:
-        learned = [a and b != 0 for a, b in zip(learned, of_length(row, mask, len(tokens), default=1), strict=True)]
+        learned = [a and b != 0 for a, b in zip(learned, numbers_in(row, mask, len(tokens), default=1), strict=True)]
     if row.columns.get(LABELS) is not None:
-        labels = of_length(row, LABELS, len(tokens), default=0)
+        labels = numbers_in(row, LABELS, len(tokens), default=0)
         wrong = next((i for i, label in enumerate(labels) if label not in (NOT_LEARNED, tokens[i])), None)
         if wrong is not None:
             raise UserError(
@@ -264,21 +264,15 @@ def token_row(row: DatasetRow) -> TokenRow:
     return TokenRow(row.where, tuple(tokens), (False, *learned[1:]))
 
 
-def of_length(row: DatasetRow, column: str, length: int, *, default: int) -> Sequence[int]:
-    """A column with one whole number for each token; without it, the default."""
-    if row.columns.get(column) is None:
-        return [default] * length
-    found = whole_numbers(row, column)
-    if len(found) != length:
-        raise UserError(
-            f"{row.where}: {len(found)} numbers in `{column}`, and {length} in `{TOKENS}`; give one for each"
-        )
-    return found
-
-
-def whole_numbers(row: DatasetRow, column: str) -> Sequence[int]:
+def numbers_in(row: DatasetRow, column: str, length: int | None = None, *, default: int = 0) -> Sequence[int]:
+    """A column of whole numbers, one for each token where their number is known; without the column, the default."""
     given = row.columns.get(column)
+    if given is None and length is not None:
+        return [default] * length
     listed = given.tolist() if hasattr(given, "tolist") else given
-    if isinstance(listed, Sequence) and not isinstance(listed, str) and all(isinstance(each, int) for each in listed):
-        return [int(each) for each in listed]
-    raise UserError(f"{row.where}: the column `{column}` must be a list of whole numbers, not {given!r:.80}")
+    if not isinstance(listed, Sequence) or isinstance(listed, str) or not all(isinstance(each, int) for each in listed):
+        raise UserError(f"{row.where}: the column `{column}` must be a list of whole numbers, not {given!r:.80}")
+    if length not in (None, len(listed)):
+        told = f"{len(listed)} numbers in `{column}`, and {length} in `{TOKENS}`; give one for each"
+        raise UserError(f"{row.where}: {told}")
+    return [int(each) for each in listed]

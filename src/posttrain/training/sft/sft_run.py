@@ -34,7 +34,7 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.watchers import Watcher
 from posttrain.tasks.dataset import Rows
 from posttrain.tasks.row_files.rows import NO_ROWS_GIVEN, GivenRows
-from posttrain.training.fit import run_fit, show_plan, write_model
+from posttrain.training.fit import run_fit, show_fit_plan, write_model
 from posttrain.training.fit_session import FitObjective, FitSession
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.session import StartOptions
@@ -242,7 +242,7 @@ def train_sft(
 
 
 def show_sft_plan(config: SftConfig) -> None:
-    show_plan(config, open_sft)
+    show_fit_plan(config, open_sft)
 
 
 def open_sft(
