@@ -73,9 +73,8 @@ def test_a_trace_may_leave_out_what_is_likely(model: str) -> None:
     assert logprobs[11] < middle < logprobs[12]
     kept = [row for row in rows() if float(row.split()[-1]) < middle]
     assert rows("--below", str(middle)) == kept
-    assert f"shown are 12 of {len(logprobs)} tokens: those with a log-prob of at most {middle:g}" in printed(
-        *ask, "--below", str(middle)
-    )
+    said = printed(*ask, "--below", str(middle))
+    assert f"shown are 12 of {len(logprobs)} tokens: those with a log-prob of at most {middle:g}" in said
     assert "--below = 1.0: must be at most 0" in refusal(*ask, "--below", "1")
 
 

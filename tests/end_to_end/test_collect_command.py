@@ -193,9 +193,8 @@ def test_each_rater_votes_on_a_page_of_their_own(recipe: Path, tmp_path: Path, m
     monkeypatch.setattr(sys, "stdout", told)  # read while the command writes, which capsys does not bear
     asked = ["--judge.name", "person", "--judge.question", "How sound?", "--rewards", "--rater", "anna", "ben"]
     codes: list[int] = []
-    running = threading.Thread(
-        target=lambda: codes.append(main(["collect", str(recipe), "--run.folder", str(folder), *asked]))
-    )
+    command = ["collect", str(recipe), "--run.folder", str(folder), *asked]
+    running = threading.Thread(target=lambda: codes.append(main(command)))
     running.start()
     while "End with the button" not in told.getvalue():
         assert running.is_alive(), told.getvalue()

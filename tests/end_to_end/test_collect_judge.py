@@ -140,9 +140,8 @@ def principles_of(judge: LlmJudge, pair: Pair) -> set[str]:
 
 
 def options(**given: Any) -> LlmJudgeOptions:
-    return LlmJudgeOptions(
-        **{"endpoint": "http://127.0.0.1:1/v1", "model": "j", "options": {"canary_every": 0}, **given}
-    )
+    known = {"endpoint": "http://127.0.0.1:1/v1", "model": "j", "options": {"canary_every": 0}}
+    return LlmJudgeOptions(**{**known, **given})
 
 
 def test_principles_come_from_a_list_in_yaml_or_from_lines(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from posttrain.config.recipes import find_recipe
 from tests.support.accidents import Accident
 from tests.support.commands import refusal
 from tests.support.refusals import mentions
-from tests.support.runs import command, require_same, save_tiny_model, tiny_recipe
+from tests.support.runs import command, records, require_same, save_tiny_model, tiny_recipe
 
 Stop = Callable[[int], bool]
 
@@ -146,18 +146,11 @@ def phased(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = {"name": "dataset", "path": str(made / "rows.jsonl"), "held_out_share": 0.5}
     sft = {"num_epochs": 2, "rows_per_batch": 1}
     going_on = {"reference": {"path": "phase:rows"}, "algorithm": {"kl": {"coefficient": 0.1}}}
+    with_moments = {**going_on, "update": {"optimizer_from": "run:reward", "learning_rate": 1e-3}}
     phases: list[dict[str, Any]] = [
         {"name": "rows", "sections": {"model": {"path": str(made / "model")}, "task": rows, "sft": sft}},
         {"name": "reward", "recipe": "base/recipe.yaml", "sections": {"model": {"path": "phase:rows"}, **going_on}},
-        {
-            "name": "more",
-            "recipe": "base/recipe.yaml",
-            "sections": {
-                "model": {"path": "phase:reward"},
-                "update": {"optimizer_from": "run:reward", "learning_rate": 1e-3},
-                **going_on,
-            },
-        },
+        {"name": "more", "recipe": "base/recipe.yaml", "sections": {"model": {"path": "phase:reward"}, **with_moments}},
     ]
     (made / "phases.yaml").write_text(yaml.safe_dump({"phases": phases, "run": {"threads": 1}}))
     return made
@@ -191,13 +184,10 @@ def test_policy_optimiser_and_reference_go_on_as_stated_and_a_stopped_recipe_goe
     assert ended.keys() == began.keys()
     assert all(torch.equal(began[name], tensor) for name, tensor in ended.items())
     assert not load_file(reward / "checkpoints" / "step-000000" / "optimizer.safetensors")
-    rates = [json.loads(line)["learning_rate"] for line in (more / "metrics.jsonl").open() if '"learning_rate"' in line]
-    assert set(rates) == {1e-3}
+    lines = records(more / "metrics.jsonl")
+    assert {line["learning_rate"] for line in lines if "learning_rate" in line} == {1e-3}
     # The reference stays the model of the first phase: at its own start a KL is 0, and later it is not.
-    first = [
-        next(json.loads(line)["kl"] for line in (run / "metrics.jsonl").open() if '"kl"' in line)
-        for run in (reward, more)
-    ]
+    first = [next(line["kl"] for line in each if "kl" in line) for each in (records(reward / "metrics.jsonl"), lines)]
     assert first[0] == pytest.approx(0.0, abs=1e-6)
     assert first[1] > 1e-4
     report = json.loads((phased / "out" / "phases.json").read_text())

@@ -74,13 +74,9 @@ def place_of_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_in_rounds_that_is_killed_twice_is_the_same(place_of_rounds: Path, options: dict[str, Any]) -> None:
     name = "-".join(options) or "plain"
     folders = [place_of_rounds / f"{name}-{each}" for each in ("whole", "killed")]
-    runs = []
     for folder in folders:
-        recipe = rounds_recipe(folder, dpo=options, checkpoint={"every_steps": 1})
-        content = yaml.safe_load(recipe.read_text())
-        content["rewards"] = [{"path": f"{folders[0]}/dice.py:dice"}]
-        recipe.write_text(yaml.safe_dump(content))
-        runs.append(folder / "run")
+        rewards = [{"path": f"{folders[0]}/dice.py:dice"}]
+        rounds_recipe(folder, dpo=dict(options), checkpoint={"every_steps": 1}, rewards=rewards)
     ended = command("dpo", folders[0] / "recipe.yaml", folder=folders[0])
     assert ended.code == 0, ended.err
     accident = Accident(moment="open metrics.jsonl 4")  # in the third step, and then in the sixth
@@ -90,7 +86,7 @@ def test_a_run_in_rounds_that_is_killed_twice_is_the_same(place_of_rounds: Path,
     assert second.code == -9, second.err
     last = command("dpo", "--resume", "run", folder=folders[1])
     assert last.code == 0, last.err
-    assert contents(runs[1]) == contents(runs[0])
+    assert contents(folders[1] / "run") == contents(folders[0] / "run")
 
 
 def test_a_run_in_rounds_keeps_every_completion_and_says_which_made_pairs(place_of_rounds: Path) -> None:

@@ -12,9 +12,8 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posttrain
-from posttrain.config import RewardModelConfig, SftConfig, build
+from posttrain.config import RewardModelConfig, SftConfig
 from posttrain.config.reading import resolved_config
-from posttrain.config.recipes import RecipeLayer
 from posttrain.runs.reports import StepReport
 from posttrain.training.sft.sft_run import train_sft
 from tests.support.accidents import Accident
@@ -215,14 +214,9 @@ def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "run"
 
 
-def config_of(place: Path) -> SftConfig:
-    file = demonstrations(place)
-    return build(SftConfig, [RecipeLayer(where=str(file), sections=yaml.safe_load(file.read_text()))])
-
-
 def test_a_watcher_of_ones_own_sees_steps_evaluations_checkpoints_and_the_end(demonstrated: Path) -> None:
     place, notes = demonstrated.parent.parent / "watched", Notes("own/tokens", lambda report: report.num_tokens)
-    run = train_sft(config_of(place), watchers=[notes])
+    run = train_sft(posttrain.load_recipe(demonstrations(place), kind=SftConfig), watchers=[notes])
     assert run.model_folder == place / "run" / "model"
     assert json.loads((run.folder / "summary.json").read_text()) == run.summary
     (first, *lines), tokens = metrics_of(place / "run"), 0

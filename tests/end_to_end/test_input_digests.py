@@ -232,10 +232,9 @@ def options_about_files() -> Iterator[str]:
     found = set()
     for package in (posttrain.options, posttrain.config):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            found |= {each for each in vars(import_module(module.name)).values() if is_dataclass(each)}
-    for options in (
-        each for each in found if isinstance(each, type) and each.__name__.endswith(("Options", "Features"))
-    ):
+            named = vars(import_module(module.name)).values()
+            found |= {each for each in named if isinstance(each, type) and is_dataclass(each)}
+    for options in (each for each in found if each.__name__.endswith(("Options", "Features"))):
         docs, own = field_docs(options), vars(options).get("__annotations__", {})
         for each in fields(options):
             says = re.search(r"\b(files?|folders?|FILE|RUN)\b|\bA run\b|named as `", docs.get(each.name, ""))

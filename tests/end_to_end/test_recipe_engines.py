@@ -77,9 +77,8 @@ def test_a_run_over_http_has_the_metrics_of_one_in_process(model: Path, server: 
 
 
 def test_a_recipes_engine_measures_and_samples_pairs(model: Path, server: EngineServer, tmp_path: Path) -> None:
-    config = posttrain.load_recipe(
-        tiny_recipe(tmp_path / "case", model={"path": str(model)}, engine=over_http(model, server))
-    )
+    recipe = tiny_recipe(tmp_path / "case", model={"path": str(model)}, engine=over_http(model, server))
+    config = posttrain.load_recipe(recipe)
     assert posttrain.evaluate(str(model), config)["num_problems"] == 4
     assert server.versions == [0]
     rounds = {
@@ -123,9 +122,8 @@ def test_what_is_no_engine_is_refused(path: str, model: Path, tmp_path: Path, mo
     )
     monkeypatch.chdir(tmp_path)
     with refused("engine"):
-        posttrain.train(
-            posttrain.load_recipe(tiny_recipe(tmp_path / "case", model={"path": str(model)}, engine={"path": path}))
-        )
+        recipe = tiny_recipe(tmp_path / "case", model={"path": str(model)}, engine={"path": path})
+        posttrain.train(posttrain.load_recipe(recipe))
 
 
 def test_the_turns_of_the_page_are_sampled_and_given_in_turn(model: Path) -> None:

@@ -178,9 +178,8 @@ def test_a_chat_with_the_bundled_model_puts_the_question_as_it_was_trained_to_re
     parts = [{"type": "text", "text": QUESTION[:9]}, {"type": "text", "text": QUESTION[9:]}]
     said = asked(server, "/v1/completions", {"prompt": QUESTION + "\n", **rest})[1]["choices"][0]["text"]
     for content in (QUESTION, QUESTION + "\n", parts):
-        code, answer = asked(
-            server, "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **rest}
-        )
+        body = {"messages": [{"role": "user", "content": content}], **rest}
+        code, answer = asked(server, "/v1/chat/completions", body)
         assert (code, answer["choices"][0]["message"]["content"]) == (200, said)
 
 

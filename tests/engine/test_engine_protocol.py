@@ -1,7 +1,7 @@
 """An engine is whatever has an engine's members; what it returns is looked at before it is graded, faults are named."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf, nan
 from typing import Any
@@ -267,13 +267,10 @@ def test_what_a_step_and_its_refills_train_on_is_looked_at() -> None:
 
 
 def test_what_an_evaluation_and_its_probes_measure_is_looked_at() -> None:
-    endless = Probe(
-        readings={"number": Reading("number")}, measure=lambda groups: {"number": float(len(groups))}, endless=True
-    )
-    probes: Mapping[str, Probe] = {"endless": endless}
-    questions = Questions(
-        prompts=ASKED, judge=reward_function(even_tokens), max_completion_tokens=LIMIT, seed=0, probes=probes
-    )
+    number = {"number": Reading("number")}
+    endless = Probe(readings=number, measure=lambda groups: {"number": float(len(groups))}, endless=True)
+    judge, probes = reward_function(even_tokens), {"endless": endless}
+    questions = Questions(prompts=ASKED, judge=judge, max_completion_tokens=LIMIT, seed=0, probes=probes)
     assert full_evaluation(InProcessEngine(tiny_policy()), questions, samples=2)[0]["number"] == 3
     with refused("ChangedEngine", "prompt ", "logprobs", error=RunError):
         full_evaluation(ChangedEngine(tiny_policy(), short), questions, samples=2)

@@ -21,7 +21,6 @@ from tests.support.refusals import refused
 ALL = DatasetOptions(held_out_share=0)
 ASKED = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
 AGAIN = ASKED.replace("a<", "c<")
-THINKING = turns("1+1?", "<think>a</think>2", "2+2?", "<think>b</think>4")
 
 IDS: list[int] = chat_tokenizer()("2+2=4", add_special_tokens=False)["input_ids"]
 
@@ -34,12 +33,14 @@ def examples(
     longest: int = 200,
     template: str | None = None,
     seed: int = 0,
+    held_out: Sequence[Mapping[str, Any]] | None = None,
 ) -> RowExamples:
     tokenizer = chat_tokenizer(*([template] if template else []))
     masking = Masking(
         renderer=TokenizerRenderer(tokenizer), stop_ids=(tokenizer.eos_token_id,), num_embeddings=len(tokenizer)
     )
-    return row_examples(masking, task, options or SftOptions(), longest=longest, seed=seed, given=GivenRows(rows=rows))
+    given = GivenRows(rows=rows, held_out=held_out)
+    return row_examples(masking, task, options or SftOptions(), longest=longest, seed=seed, given=given)
 
 
 def shown(found: RowExamples) -> list[str]:
@@ -104,16 +105,14 @@ def test_without_a_template_a_prompt_is_text() -> None:
 
 
 def test_turns_that_a_template_rewrites_can_be_rows_of_their_own() -> None:
-    row = {"messages": THINKING}
+    said = ["<think>a</think>2", "<think>b</think>4"]
+    row = {"messages": turns("1+1?", said[0], "2+2?", said[1])}
     with refused("rows:1, message 1:", "sft.split_turns: true"):
         examples([row], template=THOUGHTLESS)
-    found = examples([row], SftOptions(split_turns=True), template=THOUGHTLESS)
-    assert [text.count("⟪") for text in shown(found)] == [1, 1]
-    assert [text.rpartition("⟪")[2] for text in shown(found)] == [
-        "<think>a</think>2<|im_end|>⟫",
-        "<think>b</think>4<|im_end|>⟫",
-    ]
-    assert "<think>a" not in shown(found)[1]
+    found = shown(examples([row], SftOptions(split_turns=True), template=THOUGHTLESS))
+    assert [text.count("⟪") for text in found] == [1, 1]
+    assert [text.rpartition("⟪")[2] for text in found] == [f"{each}<|im_end|>⟫" for each in said]
+    assert "<think>a" not in found[1]
 
 
 PLAIN = replace(ALL, prompt_format="plain")
@@ -205,12 +204,7 @@ def test_rows_without_anything_learned_are_bad_rows() -> None:
 
 
 def test_rows_to_measure_on_can_be_given() -> None:
-    tokenizer = chat_tokenizer()
-    masking = Masking(
-        renderer=TokenizerRenderer(tokenizer), stop_ids=(tokenizer.eos_token_id,), num_embeddings=len(tokenizer)
-    )
-    given = GivenRows(rows=LENGTHS, held_out=LENGTHS[:2])
-    found = row_examples(masking, DatasetOptions(), SftOptions(), longest=99, seed=0, given=given)
+    found = examples(LENGTHS, task=DatasetOptions(), longest=99, held_out=LENGTHS[:2])
     assert (len(found.trained), len(found.apart)) == (5, 2)
 
 

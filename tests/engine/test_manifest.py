@@ -114,8 +114,7 @@ def test_a_manifest_of_an_earlier_version_has_no_hash_and_is_read(tmp_path: Path
     with refused("SHA-256", error=RunError):  # of this version it would have one
         load_latest(tmp_path)
     file.write_text(json.dumps({**content, "format": 1}))
-    saved = load_latest(tmp_path)
-    assert saved.step == 5
+    assert load_latest(tmp_path).step == 5
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, lambda file: os.truncate(file, 30)], ids=["missing", "cut"])
@@ -310,9 +309,8 @@ def test_an_optimiser_of_another_kind_is_refused_and_none_of_ones_own_is_touched
     for each in policy.model.parameters():
         each.grad = torch.ones_like(each)
     two.step()
-    saved(
-        Learner(policy, stages.learner.algorithm, settings, own_optimizer=OwnOptimizer(optimizer=two)), tmp_path / "sgd"
-    )
+    other = Learner(policy, stages.learner.algorithm, settings, own_optimizer=OwnOptimizer(optimizer=two))
+    saved(other, tmp_path / "sgd")
     with refused("update.optimizer_from", "momentum_buffer", "AdamW"):
         stages.learner.load_optimizer_state(str(tmp_path / "sgd"))
     with refused("update.optimizer_from", "AdamW"):

@@ -115,11 +115,8 @@ def test_a_long_stage_reports_on_its_way() -> None:
         for _ in range(4):
             clock.now += 3
             advance(128)
-    assert printed(target).splitlines() == [
-        "evaluation: 512 to do",
-        "evaluation: 256/512",
-        "evaluation: done in 12.0 s",
-    ]
+    said = ["512 to do", "256/512", "done in 12.0 s"]
+    assert printed(target).splitlines() == [f"evaluation: {each}" for each in said]
 
 
 def show_and_fail(progress: Progress, clock: Clock) -> None:
@@ -160,13 +157,8 @@ def test_model_output_cannot_steer_the_terminal_or_the_markup() -> None:
 
 
 def test_a_duration_reads_like_a_clock() -> None:
-    assert [duration(seconds) for seconds in (None, 0.0, 59.6, 61.0, 3661.0)] == [
-        "?",
-        "0:00",
-        "1:00",
-        "1:01",
-        "1:01:01",
-    ]
+    shown = {None: "?", 0.0: "0:00", 59.6: "1:00", 61.0: "1:01", 3661.0: "1:01:01"}
+    assert {seconds: duration(seconds) for seconds in shown} == shown
 
 
 def test_a_sparkline_spans_least_to_greatest_and_averages_long_histories() -> None:
@@ -202,12 +194,8 @@ def test_what_was_measured_after_training_ends_the_lines_of_the_picture() -> Non
     assert drawn["sampled"] == [[9, 0.55]]
     assert drawn["held out"] == [[0, 0.1], [9, 0.4]]
     assert drawn["step"] == [[9, 0.3]]
-    assert [axes.get_ylabel() for axes in length.figure.axes] == [
-        "mean reward",
-        "share solved",
-        "tokens",
-        "share cut off",
-    ]
+    named = [axes.get_ylabel() for axes in length.figure.axes]
+    assert named == ["mean reward", "share solved", "tokens", "share cut off"]
 
 
 def test_curves_are_drawn_from_a_journal_with_gaps_nulls_and_a_torn_line(tmp_path: Path) -> None:

@@ -227,9 +227,7 @@ def test_the_stop_token_and_the_template_are_those_of_the_arguments(model: str, 
     assert (saved.eos_token, saved.chat_template) == (other, template.read_text())
     end = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").generation_config.eos_token_id
     assert end == tokenizer.convert_tokens_to_ids(other)
-    folder = tmp_path / "other"
     tokenizer.chat_template = "{{ messages[0].content }}"
-    tokenizer.save_pretrained(folder)
-    assert trainer(model, tmp_path, CHATS, chat_template_path=str(folder)).processing_class.chat_template == (
-        "{{ messages[0].content }}"
-    )
+    tokenizer.save_pretrained(tmp_path / "other")
+    made = trainer(model, tmp_path, CHATS, chat_template_path=str(tmp_path / "other"))
+    assert made.processing_class.chat_template == tokenizer.chat_template
