@@ -56,10 +56,8 @@ class SamplingTimeout(RunError):
     """No completion was done in time."""
 
     def __init__(self, engine: str, seconds: float, num_open: int) -> None:
-        super().__init__(
-            f"engine {engine}: no completion was done in {seconds:g} seconds, and {num_open} are open."
-            "  Check that it is running, or raise its patience_seconds."
-        )
+        fault = f"no completion was done in {seconds:g} seconds, and {num_open} are open"
+        super().__init__(f"engine {engine}: {fault}.  Check that it is running, or raise its patience_seconds.")
 
 
 @runtime_checkable

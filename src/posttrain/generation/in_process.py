@@ -95,10 +95,9 @@ class InProcessSampling(Sampling):
         for each in continuations:
             room = self.max_positions - len(each.prefix)
             if not each.prefix or not 1 <= each.limit <= room:
-                raise UserError(
-                    f"{each.label}: a prefix of {len(each.prefix)} tokens and limit = {each.limit}, in a context of"
-                    f" {self.max_positions}.  Give at least 1 token, and a limit of 1 to {max(room, 1)}."
-                )
+                given = f"a prefix of {len(each.prefix)} tokens and limit = {each.limit}"
+                fault = f"{each.label}: {given}, in a context of {self.max_positions}"
+                raise UserError(f"{fault}.  Give at least 1 token, and a limit of 1 to {max(room, 1)}.")
             require_embeddings(each.prefix, self.num_tokens, self.policy.tokenizer, each.name or each.label)
         self.num_open += len(continuations)
         prefix, group = None, deque[Continuation]()

@@ -165,7 +165,6 @@ def require_finite(logprobs: Float[Tensor, " row"], *, row_name: Callable[[int],
     """
     bad = (~torch.isfinite(logprobs)).nonzero()
     if len(bad):
-        raise RunError(
-            f"{row_name(int(bad[0, 0]))}: logits are NaN, +inf or all -inf ({len(bad)} of {len(logprobs)} rows)."
-            "  Resume an earlier checkpoint with a lower update.learning_rate; in bfloat16 try model.dtype: float32."
-        )
+        fault = f"logits are NaN, +inf or all -inf ({len(bad)} of {len(logprobs)} rows)"
+        remedy = "Resume an earlier checkpoint with a lower update.learning_rate; in bfloat16 try model.dtype: float32."
+        raise RunError(f"{row_name(int(bad[0, 0]))}: {fault}.  {remedy}")

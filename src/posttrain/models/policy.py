@@ -212,10 +212,9 @@ def single_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
         pieces = ", ".join(repr(tokenizer.decode([each])) for each in ids)
-        raise UserError(
-            f"model.stop_tokens: {text!r} is {len(ids)} tokens of this model{f' ({pieces})' if ids else ''}, not one."
-            "  Use a special token of the tokenizer, such as its end-of-turn token."
-        )
+        fault = f"{text!r} is {len(ids)} tokens of this model{f' ({pieces})' if ids else ''}, not one"
+        remedy = "Use a special token of the tokenizer, such as its end-of-turn token."
+        raise UserError(f"model.stop_tokens: {fault}.  {remedy}")
     return ids[0]
 
 

@@ -108,10 +108,8 @@ class TokenizerRenderer:
         """The messages as text by the chat template; `open_answer` begins the assistant's next turn."""
         chat_templates.require_template(self.tokenizer, id)
         if tools and "tools" not in self.template:
-            raise UserError(
-                f"prompt {id!r}: its column `tools` describes tools, and the chat template does not read them.  Remove"
-                " the column, or set model.chat_template to one that does."
-            )
+            fault = f"prompt {id!r}: its column `tools` describes tools, and the chat template does not read them"
+            raise UserError(f"{fault}.  Remove the column, or set model.chat_template to one that does.")
         chat_templates.require_no_powers(self.template)
         try:
             text = chat_templates.bounded(
@@ -156,10 +154,8 @@ def template_error(error: Exception, messages: Sequence[Mapping[str, str]], id: 
         fault = "needs more memory than allowed for these messages"
     else:
         fault = f"fails with {type(error).__name__} ({error}) at these messages"
-    return UserError(
-        f"prompt {id!r}: the model's chat template {fault} (roles: {', '.join(roles)}).  {remedy}, or set"
-        " model.chat_template to another file."
-    )
+    said = f"the model's chat template {fault} (roles: {', '.join(roles)})"
+    return UserError(f"prompt {id!r}: {said}.  {remedy}, or set model.chat_template to another file.")
 
 
 def renderer_of(policy: Policy, template_options: Mapping[str, Any] | None = None) -> TokenizerRenderer:

@@ -226,10 +226,8 @@ class LoraLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """Refused: code that reads a layer's matrix would ignore the adapter."""
-        raise UserError(
-            f"model.adapter.targets: the model reads the matrix of {self.name} itself instead of calling the layer, so"
-            " an adapter would have no effect.  Name other layers."
-        )
+        fault = f"the model reads the matrix of {self.name} itself instead of calling the layer"
+        raise UserError(f"model.adapter.targets: {fault}, so an adapter would have no effect.  Name other layers.")
 
     def factors(self) -> Factors | None:
         """The matrices in force; None if the adapter is off."""

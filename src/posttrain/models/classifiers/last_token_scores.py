@@ -289,10 +289,8 @@ def scored_body(policy: Policy, path: str, *, option: str) -> ScoredBody:
     texts = mine.keys() | (theirs.keys() - {pad})  # which may be new
     differing = sorted(text for text in texts if mine.get(text) != theirs.get(text))
     if differing:
-        raise UserError(
-            f"{where}: its vocabulary is not the policy's: {len(differing)} tokens differ, such as {differing[0]!r}."
-            "  Give a reward model with the policy's tokenizer."
-        )
+        fault = f"its vocabulary is not the policy's: {len(differing)} tokens differ, such as {differing[0]!r}"
+        raise UserError(f"{where}: {fault}.  Give a reward model with the policy's tokenizer.")
     model = with_output_layer(classifier)
     model.requires_grad_(True)
     narrow = policy.compute_dtype == torch.bfloat16

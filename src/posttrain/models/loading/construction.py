@@ -71,10 +71,9 @@ def loaded(loader: Any, folder: Path | None, **given: object) -> tuple[PreTraine
 
 def require_no_lack(model: PreTrainedModel, lacking: Sequence[str], where: str) -> None:
     if lacking:
-        raise UserError(
-            f"{where}: {len(lacking)} weights of a {type(model).__name__} are missing ({', '.join(lacking[:3])}"
-            f"{' ...' if len(lacking) > 3 else ''}) and would be random.  Copy all files of the model again."
-        )
+        some = ", ".join(lacking[:3]) + (" ..." if len(lacking) > 3 else "")
+        fault = f"{len(lacking)} weights of a {type(model).__name__} are missing ({some}) and would be random"
+        raise UserError(f"{where}: {fault}.  Copy all files of the model again.")
 
 
 def first_words(error: Exception) -> str:
