@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import islice
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase
@@ -121,9 +121,11 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         args, longest = self.args, self.policy.max_positions
         given = args.max_seq_length or args.max_length
         limit = min(given or longest, longest)
+        # As in TRL, completions are learned without their prompts, and all of messages and text.
+        everything = args.completion_only_loss is False if "completion" in rows[0] else not args.assistant_only_loss
         return SftOptions(
             **adamw_options(args, self.model_options, length.updates),
-            loss_on=learned_part(args, rows[0]),
+            loss_on="all" if everything and TOKENS not in rows[0] else "assistant",
             measure_entropy=True,
             max_length=limit,
             long_rows="error" if given is None else "cut",
@@ -185,12 +187,3 @@ def require_learned_part(args: SFTConfig, row: Row, name: str) -> None:
             "SFTConfig: assistant_only_loss = True with completion_only_loss = False needs rows with `messages`, and"
             " these have `prompt` and `completion`.  Leave one of them out."
         )
-
-
-def learned_part(args: SFTConfig, row: Row) -> Literal["assistant", "all"]:
-    """The learned part of a row: as in TRL, completions without their prompts, and all of messages and text."""
-    if TOKENS in row:
-        return "assistant"
-    if "completion" in row:
-        return "all" if args.completion_only_loss is False else "assistant"
-    return "assistant" if args.assistant_only_loss else "all"
