@@ -19,12 +19,8 @@ from posttrain.trl.configs.trainer_configs import GRPOConfig, SampledFields
 Entry = dict[str, float | None]
 ZeroDeviation = Literal["group", "batch", "sum"]
 """What frac_reward_zero_std looks at: each group, the rewards of the step, or the sum of normalised rewards."""
-OF_UPDATES = ("kl", "entropy")
-"""Means over the tokens that were trained on, as our metrics have them."""
 CLIPPED = {name: name for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")}
 """Shares of tokens or completions, by TRL's name; a group without advantage is not trained on, and never clipped."""
-CISPO_CLIPPED = {"cispo_clip_ratio": "clip_ratio/high_mean"}
-"""The same with loss_type = cispo, which bounds ratios on one side."""
 LENGTHS = ("mean_length", "min_length", "max_length")
 OF_COMPLETIONS = tuple(f"completions/{name}" for name in (*LENGTHS, "clipped_ratio"))
 OF_TERMINATED = tuple(f"completions/{name.replace('_', '_terminated_')}" for name in LENGTHS)
@@ -74,7 +70,8 @@ def logged_by(args: SampledFields) -> Logged:
     summed = args.multi_objective_aggregation == "normalize_then_sum"
     return Logged(
         zero_deviation="sum" if summed else "batch" if scale_of(args) == "batch" else "group",
-        clipped=CISPO_CLIPPED if args.loss_type == "cispo" else CLIPPED,
+        # cispo bounds ratios on one side.
+        clipped={"cispo_clip_ratio": "clip_ratio/high_mean"} if args.loss_type == "cispo" else CLIPPED,
         clips_completions=args.importance_sampling_level == "sequence",
         masks_truncated=masks,
     )
@@ -112,7 +109,7 @@ def share_without_deviation(grades: Grades, over: ZeroDeviation) -> float:
 
 def token_entry(means: Mapping[str, float], logged: Logged, *, trained_share: float) -> Entry:
     """What TRL logs of tokens, from our means over what is trained on and its share of what TRL divides by."""
-    entry: Entry = {name: means[name] for name in OF_UPDATES if name in means}
+    entry: Entry = {name: means[name] for name in ("kl", "entropy") if name in means}
     return entry | {theirs: means.get(ours, 0.0) * trained_share for theirs, ours in logged.clipped.items()}
 
 

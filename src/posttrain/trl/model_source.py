@@ -33,7 +33,6 @@ Optimizers = tuple[Optimizer | None, lr_scheduler.LRScheduler | None]
 Dtype = Literal["auto", "float32", "bfloat16"]
 NO_MATTER = ("device_map", "use_cache", "low_cpu_mem_usage")
 """Arguments of from_pretrained that say where and how, and change no number."""
-LOADED = "sets nothing: the model is loaded already."
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,8 @@ def model_options(source: Given, args: TrainingFields, notes: list[str]) -> Mode
     dtype = dtype_of(given.pop("dtype", given.pop("torch_dtype", None)), args, notes)
     quantization = given.pop("quantization_config", None) or source.quantization_config
     if not isinstance(source.model, str) and not source.loaded_here:
-        notes += [f"model_init_kwargs: {name} = {value!r:.60} {LOADED}" for name, value in given.items()]
+        says = "sets nothing: the model is loaded already."
+        notes += [f"model_init_kwargs: {name} = {value!r:.60} {says}" for name, value in given.items()]
         given = {}
     options = ModelOptions(
         path=source.model if isinstance(source.model, str) else ModelOptions.path,

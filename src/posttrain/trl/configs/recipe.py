@@ -161,8 +161,6 @@ TOKEN_WEIGHTS = {
     "luspo": "sum_over_sequence",
 }
 """What each loss_type with a clipped ratio divides by."""
-LEVELS = {"token": "token", "sequence": "sequence_mean"}
-ALL_CHECKPOINTS = 1_000_000
 NO_LIMIT = 1_000_000_000
 """Tokens of a micro-batch until the longest prompt is known."""
 
@@ -226,7 +224,8 @@ def grpo_section(args: GRPOConfig) -> dict[str, object]:
     """TRL's loss as an algorithm of ours and its options."""
     scale, together, cispo = scale_of(args), args.multi_objective_aggregation, args.loss_type == "cispo"
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-    section: dict[str, object] = {"ratio_level": LEVELS[args.importance_sampling_level]}
+    level = "token" if args.importance_sampling_level == "token" else "sequence_mean"
+    section: dict[str, object] = {"ratio_level": level}
     if together == "normalize_then_sum":  # which standardises whatever scale_rewards says
         section |= {"reward_aggregation": together, "deviation": "sample", "deviation_epsilon": DEVIATION_EPSILON}
     elif scale == "none":
@@ -235,7 +234,7 @@ def grpo_section(args: GRPOConfig) -> dict[str, object]:
         section |= {"deviation": "sample", "deviation_over": scale, "deviation_epsilon": DEVIATION_EPSILON}
     section |= {"mask_truncated": args.mask_truncated_completions, "count_unscored": True}
     if args.beta:
-        importance = section["ratio_level"] if args.use_bias_correction_kl else None
+        importance = level if args.use_bias_correction_kl else None
         section["kl"] = {"coefficient": args.beta, "estimator": "k3", "importance": importance}
     delta, bound = args.delta, 1 + high
     mistakes = {
@@ -337,7 +336,7 @@ def shared_sections(args: TrainingFields, model: ModelOptions, length: RunLength
     }[args.save_strategy]
     limit = args.save_total_limit or 0
     prunes_itself = limit <= 0 or args.metric_for_best_model is not None  # which never deletes the best
-    kept = ALL_CHECKPOINTS if prunes_itself else limit
+    kept = 1_000_000 if prunes_itself else limit
     known, given = get_args(training.TrackerName), args.report_to or []
     report_to = tuple(each for each in ([given] if isinstance(given, str) else given) if each != "none")
     for each in report_to:
