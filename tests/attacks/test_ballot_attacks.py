@@ -56,7 +56,6 @@ def test_what_reaches_the_terminal_steers_nothing_and_cannot_pass_for_ours(text,
 def test_a_long_line_and_many_lines_all_have_their_bar(tmp_path: Path) -> None:
     made = ballot(tmp_path, [written_pair("a\n\n\nb\n", "c" * 10_000)])
     shown = made.current()
-    assert shown is not None
     assert pair_text(shown, "Which?", "").count("\n  | ") == 1 + 5 + 1
 
 

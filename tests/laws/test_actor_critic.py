@@ -149,7 +149,6 @@ def test_the_scaled_rewards_are_what_credit_is_made_of() -> None:
     expected = (rewards - rewards.mean()) / rewards.std(correction=0)
     lengths = torch.tensor([len(rollout.tokens) for group in credited.collected.groups for rollout in group.rollouts])
     returns = credited.groups.columns.returns
-    assert returns is not None
     torch.testing.assert_close(returns, expected.flatten().repeat_interleave(lengths))
     assert credited.metrics["reward_scaled"] == pytest.approx(0, abs=1e-12)
     assert credited.metrics["value/mean"] == pytest.approx(0, abs=1e-6), "a new critic expects the mean of these"

@@ -68,13 +68,11 @@ SECTIONS = st.fixed_dictionaries(
 
 def from_text(text: str) -> Config:
     sections = parse_yaml(text)
-    assert isinstance(sections, dict)
     return build(Config, [RecipeLayer(where="test", sections=sections)])
 
 
 def from_flags(*flags: str, recipe: str = "{}") -> Config:
     sections = parse_yaml(recipe)
-    assert isinstance(sections, dict)
     config, _ = split_arguments(flags, PROGRAM).configured(
         Config, [RecipeLayer(where="test", sections=sections)], loads_model=False
     )
@@ -130,7 +128,6 @@ def test_a_reward_says_all_of_itself_flat_in_the_recipe_and_its_name_comes_first
     first = config.rewards[0]
     assert (first.gate, first.clip, first.weight_at(10), first.workers, first.item_seconds) == ("g", (0, 2), 0, 2, 3)
     sections = parse_yaml(as_recipe(config))
-    assert isinstance(sections, dict)
     assert [next(iter(reward)) for reward in sections["rewards"]] == ["path", "name"]
     assert from_text(as_recipe(config)) == resolved_config(config)
 

@@ -234,7 +234,6 @@ def test_a_layer_of_another_family_is_refused(place: str, layer: str, says: str)
     others = {"embed_tokens": torch.nn.Embedding(tiny.VOCAB, 16)}
     setattr(model.get_submodule(place), layer, others.get(layer, tiny_model("llama", exact=False).model.norm))
     reason = shared_prompt_refusal(model)
-    assert reason is not None
     assert re.match(says, reason), reason
 
 

@@ -100,7 +100,6 @@ def test_given_tokens_are_read_and_not_predicted(family: str, padded: bool) -> N
         parts = policy.forward.completion_logprobs(batch_with(sampled), needs)
         columns = [parts.logprobs, parts.entropies, parts.values, parts.divergences["kl"]]
         torch.stack([(weights * column).sum() for column in columns if column is not None]).sum().backward()
-        assert parts.distributions is not None
         found.append(([*columns, parts.distributions.logits()], tiny.flat_gradient(policy)))
     (every, whole), (some, masked) = found
     for all_tokens, predicted in zip(every, some, strict=True):
@@ -121,7 +120,6 @@ def test_nothing_sampled_gives_nothing() -> None:
     parts = tiny_policy().forward.completion_logprobs(
         batch_with(torch.zeros(8, dtype=torch.bool)), ForwardNeeds(entropies=True, statistics=True)
     )
-    assert parts.logprobs is not None
     assert parts.logprobs.shape == (0,)
 
 
@@ -129,8 +127,6 @@ def test_a_policy_without_a_gradient_keeps_that_of_the_head_that_reads_it() -> N
     policy, slope = tiny_policy(), torch.ones(8, dtype=torch.float64, requires_grad=True)
     needs = ForwardNeeds(gradient=False, values=lambda hidden: slope * hidden.sum(-1))
     parts = policy.forward.completion_logprobs(batch_with(None), needs)
-    assert parts.logprobs is not None
-    assert parts.values is not None
     assert not parts.logprobs.requires_grad
     parts.values.sum().backward()
     assert slope.grad is not None
@@ -173,7 +169,6 @@ def test_whole_distributions_carry_no_gradient(packed: bool) -> None:
     batch = Completions(prompts=PROMPTS, completions=COMPLETIONS, prompt_of=PROMPT_OF)
     parts = policy.forward.completion_logprobs(batch, EVERYTHING)
     assert parts.logprobs.requires_grad
-    assert parts.distributions is not None
     assert not parts.distributions.logits().requires_grad
 
 

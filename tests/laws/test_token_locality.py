@@ -50,7 +50,6 @@ def test_every_term_of_ours_reads_one_completion_at_a_time(case: str) -> None:
 
 def forking(view: TokenView) -> Tensor:
     """The best-known rule of the kind: of all tokens the fifth with the highest entropies learns (arXiv:2506.01939)."""
-    assert view.entropies is not None
     chosen = view.entropies >= view.entropies.quantile(0.8)
     return torch.where(chosen, -view.columns.advantages * view.logprobs, 0.0)
 

@@ -111,7 +111,6 @@ def trained(*, shuffled: bool = False) -> tuple[Tensor, ValueHead, float]:
         columns = known(values=before, final_values=torch.zeros(PULLS, 1).double())
         lengths = torch.full((PULLS, 1), 2)
         credit = algorithm.credit(evidence_of(rewards[:, None], lengths, limit=2, known=columns))
-        assert credit.returns is not None
         explained = explained_variance(credit.returns, before) or 0.0
         mu = logits.detach().log_softmax(-1)[context, arm]
         columns = TokenColumns(

@@ -118,7 +118,6 @@ def test_a_program_that_sleeps_in_every_test_is_ended_as_a_whole() -> None:
         (found,) = scored(reward, [sleeps], tests)
         assert isinstance(found, Graded)
         assert found.outcome is CodeOutcome.PROGRAM_LIMIT, tests["kind"]
-        assert found.score is not None
         assert found.score < 0.5
 
 

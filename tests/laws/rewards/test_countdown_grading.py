@@ -68,7 +68,6 @@ def completion(expression: str) -> str:
 @given(tree=TREES, seed=st.integers(0, 10**6))
 def test_a_written_tree_has_the_value_and_the_numbers_of_the_tree(tree: Any, seed: int) -> None:
     tokens = postfix(written(tree, Random(seed)))
-    assert tokens is not None
     assert list(map(int, literals(tokens))) == leaves(tree)
     result = value(tokens)
     assert (None if result is None else Fraction(*result)) == exact(tree)

@@ -282,7 +282,6 @@ def test_functions_and_objects_of_a_module_score_here_and_in_workers(package, fu
     reward = load_reward(RewardOptions(path=path, workers=workers))
     assert reward.name == function.rpartition(":")[2]
     assert grade([group(["yes", "no"])], [reward]).rewards.tolist() == [[worth, 0.0]]
-    assert reward.source is not None
     if function != "half":  # of a partial's function only the module is known that names it, which is the same here
         assert reward.source.digest == digest_of(package / "inner.py")
 
