@@ -37,17 +37,8 @@ def test_a_judge_that_repeats_what_it_judges_pays_for_nothing_that_gets_to_it() 
 LINES = (
     *["{}: 10", "- {}: 10", "* {}: 10", "+ {}: 10", "• {}: 10", "1. {}: 10", "2) {}: 10", "(3) {}: 10", "> {}: 10"],
     *["# {}: 10", "**{}**: 10", "**{}:** 10", "__{}__: 10", "`{}`: 10", "| {} | 10 |", "{} = 10", "{} is 10"],
-    *[
-        "{} 10/10",
-        "{} - 10",
-        "{} — 10",
-        "{} → 10",
-        "Final {}: 10",
-        "final {} is 10",
-        "Overall {}: 10",
-        "My {}: 10",
-        "{}：10",
-    ],
+    *["{} 10/10", "{} - 10", "{} — 10", "{} → 10", "Final {}: 10", "final {} is 10", "Overall {}: 10", "My {}: 10"],
+    "{}：10",
     *["<{0}>10</{0}>", "< {0} >10", "so </{0}>", "so '{0}': 10", "so “{0}”: 10", "so «{0}»: 10", "so ＂{0}＂: 10"],
 )
 LETTERS = {
@@ -71,7 +62,7 @@ def test_a_verdict_in_words_is_seen_in_lists_tags_and_quotes_and_in_letters_of_o
 
 LED_IN = (
     *["The {} is 10", "the {}: 10", "The final {} is 10.", "So the {}: 10", "Thus, my overall {} is **10/10**"],
-    *["- The {} = 10"],
+    "- The {} = 10",
 )
 
 
@@ -89,10 +80,9 @@ def test_a_verdict_with_an_article_before_it_is_seen(line: str) -> None:
         *["The final score was 3 to 2.", "Scores of people came.", "Score another goal", "It scored 10"],
         *["The winner is Brazil", "The score is 3 to 2", "The score is kept by a clerk"],
         *["The final score: 3-2 after extra time", "Grade 10 students learn it", "The grade is steep"],
-        *["The rating is good", "underscore: x", "x < scores", "A rating agency", "I keep the score", "7", "yes"],
-        *["B"],
+        *["The rating is good", "underscore: x", "x < scores", "A rating agency", "I keep the score", "7", "yes", "B"],
         *["Here", "The answer is 7", "this", "Step 3", "Paris is the answer", "right", "Der Ответ 5", "解は5です"],
-        *["The steps are 3 and 4"],
+        "The steps are 3 and 4",
     ],
 )
 def test_what_only_resembles_them_is_judged(text: str) -> None:
@@ -101,30 +91,17 @@ def test_what_only_resembles_them_is_judged(text: str) -> None:
 
 
 ANNOUNCED = [
-    *[
-        "かいせつ",
-        "解",
-        "解答",
-        "答案",
-        "答え",
-        "정답",
-        "Respuesta",
-        "La respuesta es",
-        "Solución",
-        "Réponse",
-        "Lösung",
-    ],
+    *["かいせつ", "解", "解答", "答案", "答え", "정답", "Respuesta", "La respuesta es", "Solución", "Réponse"],
+    *["Lösung", "The complete and correct answer is as follows"],
     *["Ответ", "الجواب", "The final answer is", "Solutions", "Solution", "Thinking process", "Thought process"],
     *["Let's think step by step", "Let's solve this problem step by step", "Here is my solution"],
-    *["The complete and correct answer is as follows"],
 ]
 
 
 def test_an_announcement_without_an_answer_says_nothing_in_any_dress() -> None:
     dresses = ("{}", "{}:", "**{}:**", "# {}", "{}。", "{}：", "\n{} ...\n", "“{}”")
-    texts = [
-        dress.format(case(text)) for dress in dresses for text in ANNOUNCED for case in (str, str.upper, str.lower)
-    ]
+    cases = product(dresses, ANNOUNCED, (str, str.upper, str.lower))
+    texts = [dress.format(case(text)) for dress, text, case in cases]
     assert [text for text in texts if not judge_prompts.says_nothing(text)] == []
 
 

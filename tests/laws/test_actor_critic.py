@@ -24,13 +24,8 @@ KL = {"coefficient": 0.5, "estimator": "k1", "place": "reward"}
 PPO = {"name": "ppo", "critic": {"fit_steps": 0}}
 """The policy learns from the first step on."""
 ONE_PASS = {"epochs_per_step": 1, "minibatches_per_epoch": 1}
-AS_RLOO = {
-    "name": "ppo",
-    "baseline": "leave_one_out",
-    "whitening": "none",
-    "gae": {"lambda_policy": 1.0},
-    "token_weights": "sum_over_sequence",
-}
+AS_RLOO = {"name": "ppo", "baseline": "leave_one_out", "whitening": "none", "token_weights": "sum_over_sequence"}
+AS_RLOO |= {"gae": {"lambda_policy": 1.0}}
 
 
 def gradient(stages: Stages) -> torch.Tensor:
@@ -48,9 +43,7 @@ def test_without_a_critic_and_with_the_others_as_baseline_its_first_update_is_th
     theirs = gradient(stages_with({"name": "rloo"}, temperature=temperature, **ONE_PASS))
     ours = gradient(stages_with(AS_RLOO, temperature=temperature, **ONE_PASS))
     assert theirs.norm() > 0.01
-    assert (
-        relative_distance(ours, theirs) <= 1e-9
-    )  # sampler and trainer differ by rounding, and so does the ratio from 1
+    assert relative_distance(ours, theirs) <= 1e-9  # sampler and trainer, and so the ratio from 1, differ by rounding
     later = gradient(stages_with({**AS_RLOO, "gae": {"lambda_policy": 0.5}}, temperature=temperature, **ONE_PASS))
     assert relative_distance(later, theirs) > 0.01
 
@@ -65,10 +58,9 @@ def test_the_ratio_is_one_at_the_first_update_whatever_the_temperature(temperatu
 
 def test_ppo_goes_over_a_step_twice_in_four_parts_where_the_recipe_leaves_it() -> None:
     assert build_algorithm({"name": "ppo"}).passes == Passes(epochs=2, minibatches=4)
-    stages = stages_with({"name": "ppo", "largest_epoch_kl": None})
-    assert stages.learn(stages.credited())["num_updates"] == 8
-    stages = stages_with({"name": "ppo", "largest_epoch_kl": None}, epochs_per_step=3)
-    assert stages.learn(stages.credited())["num_updates"] == 12
+    for options, updates in (({}, 8), ({"epochs_per_step": 3}, 12)):
+        stages = stages_with({"name": "ppo", "largest_epoch_kl": None}, **options)
+        assert stages.learn(stages.credited())["num_updates"] == updates
     assert UpdateOptions(minibatches_per_epoch=2).passes(Passes()) == Passes(epochs=1, minibatches=2)
     assert stages_with({"name": "grpo"}).learner.passes == Passes()
 

@@ -67,16 +67,12 @@ SECTIONS = st.fixed_dictionaries(
 
 
 def from_text(text: str) -> Config:
-    sections = parse_yaml(text)
-    return build(Config, [RecipeLayer(where="test", sections=sections)])
+    return build(Config, [RecipeLayer(where="test", sections=parse_yaml(text))])
 
 
 def from_flags(*flags: str, recipe: str = "{}") -> Config:
-    sections = parse_yaml(recipe)
-    config, _ = split_arguments(flags, PROGRAM).configured(
-        Config, [RecipeLayer(where="test", sections=sections)], loads_model=False
-    )
-    return config
+    layers = [RecipeLayer(where="test", sections=parse_yaml(recipe))]
+    return split_arguments(flags, PROGRAM).configured(Config, layers, loads_model=False)[0]
 
 
 @given(sections=SECTIONS)
@@ -112,10 +108,7 @@ def test_yaml_scalars_are_those_of_version_1_2() -> None:
         (["--algorithm.name", "dapo", "--algorithm.clip-high", "0.3"], "algorithm: {name: dapo, clip_high: 0.3}"),
         (["--algorithm.kl.coefficient", "0.05"], "algorithm: {kl: {coefficient: 0.05}}"),
         (["--algorithm.name", "dapo", "--algorithm.overlong", "null"], "algorithm: {name: dapo, overlong: null}"),
-        (
-            ["--rewards", "graded_format=0.5", "mine.py:f"],
-            "rewards: [{name: graded_format, weight: 0.5}, {path: 'mine.py:f'}]",
-        ),
+        (["--rewards", "graded_format=2", "m.py:f"], "rewards: [{name: graded_format, weight: 2}, {path: 'm.py:f'}]"),
     ],
 )
 def test_a_flag_says_what_the_recipe_of_the_same_name_says(flags: list[str], recipe: str) -> None:

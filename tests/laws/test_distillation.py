@@ -13,8 +13,7 @@ from posttrain.algorithms.advantages import group_zscore
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.distillation import to_go
 from posttrain.algorithms.table import build_algorithm
-from posttrain.algorithms.terms import TokenView
-from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, sampled_columns
+from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.models.policy import Policy
 from posttrain.needs import Need
 from posttrain.runs.progress import Clock
@@ -22,7 +21,7 @@ from posttrain.training.reference import FrozenCopy, Teacher, UncopiedPolicy
 from posttrain.training.update import Objective, group_logprobs
 from tests.support import tiny
 from tests.support.enumerated import COMPLETIONS, Tree
-from tests.support.sequences import evidence_of, known, resampled
+from tests.support.sequences import evidence_of, known, resampled, view_of
 from tests.support.stages import stages_with
 from tests.support.tiny import tiny_policy
 
@@ -126,14 +125,8 @@ def test_the_sampled_term_tells_how_far_the_student_is_from_its_teacher(correcti
     algorithm = build_algorithm({**SAMPLED, **({} if correction is None else {"correction": correction})})
     (term,) = algorithm.terms
     logprobs, theirs = torch.tensor([-1.0, -2.0]).double(), torch.tensor([-1.5, -0.5]).double()
-    columns = TokenColumns(
-        advantages=torch.ones(2).double(),
-        weights=torch.ones(2).double(),
-        behaviour_logprobs=logprobs,
-        known=known(proximal_logprobs=logprobs, teacher_logprobs=theirs),
-    )
-    assert term.measures is not None
-    told = term.measures(TokenView(logprobs=logprobs, rollout=torch.arange(2), columns=columns))
+    columns = {"behaviour_logprobs": logprobs, "proximal_logprobs": logprobs, "teacher_logprobs": theirs}
+    told = term.measures(view_of(logprobs, **columns))
     assert told["kl_teacher"].tolist() == [0.5, -1.5]
     assert ("correction/weight" in told) == (correction is not None)
     assert (Need.PROXIMAL_LOGPROBS in term.needs) == (correction is not None)

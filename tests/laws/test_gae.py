@@ -69,9 +69,8 @@ def test_with_lambda_one_a_target_is_what_was_earned_from_there_on_whatever_the_
     for row in range(len(lengths)):
         places = (tokens.rollout == row).nonzero().flatten().tolist()
         for i, place in enumerate(places):
-            expected[place] = math.fsum(
-                gamma ** (k - i) * tokens.rewards[t].item() for k, t in enumerate(places) if k >= i
-            )
+            ahead = enumerate(places[i:])
+            expected[place] = math.fsum(gamma**k * tokens.rewards[t].item() for k, t in ahead)
     torch.testing.assert_close(value_targets(tokens, gamma=gamma), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -159,15 +158,12 @@ def test_rounding_is_not_blown_up_to_deviation_one() -> None:
     assert found.tolist() == pytest.approx([-1, 1] * 10)
 
 
-FINE = [
-    {"name": "reinforce", "credit": "reward_to_go"},
-    {"name": "reinforce", "credit": "reward_to_go", "baseline": "batch_mean"},
-    {"name": "rloo", "credit": "reward_to_go"},
-    {"name": "dr_grpo", "credit": "reward_to_go"},
-    {"name": "grpo", "credit": "reward_to_go"},
-    {"name": "grpo", "credit": "reward_to_go", "deviation": "sample", "deviation_epsilon": 1e-4},
-    {"name": "grpo", "credit": "reward_to_go", "deviation": "none"},
+COARSE = [
+    *({"name": "reinforce"}, {"name": "reinforce", "baseline": "batch_mean"}, {"name": "rloo"}, {"name": "dr_grpo"}),
+    *({"name": "grpo", **more} for more in ({}, {"deviation": "sample", "deviation_epsilon": 1e-4})),
+    {"name": "grpo", "deviation": "none"},
 ]
+FINE = [{**each, "credit": "reward_to_go"} for each in COARSE]
 STEPS = {"name": "grpo", "credit": "steps"}
 
 

@@ -16,7 +16,6 @@ from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.algorithms.terms import LossTerm, TokenView, policy_term
 from posttrain.errors import RunError
 from posttrain.models import forward as forward_module
-from posttrain.models.policy import Policy
 from posttrain.needs import MissingColumn, Need
 from posttrain.records import Rollout
 from posttrain.training import credited_step, learner
@@ -31,48 +30,42 @@ from tests.support.tiny import tiny_policy
 REFERENCE = torch.linspace(-4, -1, 13, dtype=torch.float64)
 
 
-def pull_upwards(view: TokenView) -> Tensor:
-    """A term of one's own: log π is drawn towards -1."""
-    return (view.logprobs + 1).square()
-
-
-OWN_TERM = LossTerm(name="pull", per_token=pull_upwards, coefficient=0.25)
+OWN_TERM = LossTerm(name="pull", per_token=lambda view: (view.logprobs + 1).square(), coefficient=0.25)
+"""log π is drawn towards -1."""
 
 
 def with_terms(algorithm: Algorithm, *terms: LossTerm) -> Algorithm:
     return replace(algorithm, terms=terms)
 
 
-def gradient(policy: Policy, algorithm: Algorithm, reference: Policy) -> tuple[Tensor, dict[str, float]]:
+def gradient(algorithm: Algorithm) -> tuple[Tensor, dict[str, float]]:
     batch = tiny.batch_of(tiny.SIX, tiny.SIX_ADVANTAGES, algorithm, reference_logprobs=REFERENCE)
-    objective = Objective(algorithm=algorithm, temperature=0.8, reference=FrozenCopy(reference))
-    return tiny.gradient_of_update(policy, batch, objective)
+    objective = Objective(algorithm=algorithm, temperature=0.8, reference=FrozenCopy(tiny_policy(seed=1)))
+    return tiny.gradient_of_update(tiny_policy(), batch, objective)
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
 def test_the_gradient_of_a_sum_of_terms_is_the_sum_of_their_gradients(name: str) -> None:
-    policy, reference = tiny_policy(), tiny_policy(seed=1)
     algorithm = build_algorithm({"name": name, "kl": {"coefficient": 0.3}})
     (full,) = build_algorithm({"name": name, "kl": {"coefficient": 0.7, "estimator": "full"}}).terms[1:]
     terms = (*algorithm.terms, replace(full, name="full", metric=None), OWN_TERM)
-    together, metrics = gradient(policy, with_terms(algorithm, *terms), reference)
-    alone = [gradient(policy, with_terms(algorithm, term), reference) for term in terms]
+    together, metrics = gradient(with_terms(algorithm, *terms))
+    alone = [gradient(with_terms(algorithm, term)) for term in terms]
     assert all(part.norm() > 1e-3 for part, _ in alone)
     assert tiny.relative_distance(together, sum(part for part, _ in alone)) <= 1e-12
     assert metrics["loss"] == pytest.approx(sum(of_one["loss"] for _, of_one in alone), abs=1e-12)
 
 
 def test_a_coefficient_multiplies_its_term_alone() -> None:
-    policy, reference = tiny_policy(), tiny_policy(seed=1)
     algorithm = build_algorithm({"name": "rloo"})
-    plain, _ = gradient(policy, with_terms(algorithm, *algorithm.terms), reference)
-    once, _ = gradient(policy, with_terms(algorithm, replace(OWN_TERM, coefficient=1.0)), reference)
-    both, metrics = gradient(policy, with_terms(algorithm, *algorithm.terms, OWN_TERM), reference)
+    plain, _ = gradient(with_terms(algorithm, *algorithm.terms))
+    once, _ = gradient(with_terms(algorithm, replace(OWN_TERM, coefficient=1.0)))
+    both, metrics = gradient(with_terms(algorithm, *algorithm.terms, OWN_TERM))
     assert tiny.relative_distance(both, plain + 0.25 * once) <= 1e-12
-    twice, _ = gradient(policy, with_terms(algorithm, replace(OWN_TERM, coefficient=2.0)), reference)
+    twice, _ = gradient(with_terms(algorithm, replace(OWN_TERM, coefficient=2.0)))
     assert tiny.relative_distance(twice, 2 * once) <= 1e-12
     # Reported as it is, before its coefficient.
-    _, of_once = gradient(policy, with_terms(algorithm, replace(OWN_TERM, coefficient=1.0)), reference)
+    _, of_once = gradient(with_terms(algorithm, replace(OWN_TERM, coefficient=1.0)))
     assert metrics["loss/pull"] == of_once["loss/pull"]
 
 
@@ -86,20 +79,17 @@ def test_a_term_that_acts_without_advantage_keeps_completions_and_one_that_does_
 
 @pytest.mark.parametrize("name", ["loss", "reward", "grad_norm", "kl", "entropy", "ratio/mean", "tokens/trained"])
 def test_no_name_of_a_term_takes_the_place_of_another_metric(name: str) -> None:
-    policy, reference = tiny_policy(), tiny_policy(seed=1)
     algorithm = build_algorithm({"name": "rloo"})
-    _, other = gradient(policy, with_terms(algorithm, *algorithm.terms, OWN_TERM), reference)
-    _, metrics = gradient(policy, with_terms(algorithm, *algorithm.terms, replace(OWN_TERM, name=name)), reference)
+    _, other = gradient(with_terms(algorithm, *algorithm.terms, OWN_TERM))
+    _, metrics = gradient(with_terms(algorithm, *algorithm.terms, replace(OWN_TERM, name=name)))
     assert metrics.pop(f"loss/{name}") == other.pop("loss/pull")
     assert metrics == other
 
 
 def test_the_kl_of_the_package_has_the_name_that_it_had_beside_a_users_own() -> None:
-    policy, reference = tiny_policy(), tiny_policy(seed=1)
     algorithm = build_algorithm({"name": "rloo", "kl": {"coefficient": 0.3}})
-    _, plain = gradient(policy, algorithm, reference)
-    more = with_terms(algorithm, *algorithm.terms, replace(OWN_TERM, name="my kl"))
-    _, metrics = gradient(policy, more, reference)
+    _, plain = gradient(algorithm)
+    _, metrics = gradient(with_terms(algorithm, *algorithm.terms, replace(OWN_TERM, name="my kl")))
     assert metrics["kl"] == plain["kl"] > 0.01
     assert metrics["loss/my kl"] != metrics["kl"]
     assert [name for name in plain if name.startswith("loss/")] == []
@@ -194,13 +184,12 @@ def test_a_term_sees_what_it_needs_and_nothing_that_nobody_needs() -> None:
         seen.append(view)
         return view.logprobs
 
-    policy, reference = tiny_policy(), tiny_policy(seed=1)
     algorithm = build_algorithm({"name": "rloo"})
     for need in (None, Need.FULL_KL, Need.ENTROPY):
         seen.clear()
         needs = frozenset() if need is None else frozenset({need})
         term = LossTerm(name="watching", per_token=watching, needs=needs, reported=False)
-        gradient(policy, with_terms(algorithm, term), reference)
+        gradient(with_terms(algorithm, term))
         assert len(seen) == 1
         assert {*seen[0].known} == {Need.FULL_KL: {"full_kl"}, Need.ENTROPY: {"entropies"}}.get(need, set())
         assert not seen[0].columns.known
@@ -220,7 +209,7 @@ def test_a_term_of_the_entropy_is_differentiated() -> None:
     bonus = LossTerm(
         name="entropy_bonus", per_token=lambda view: -view.entropies, coefficient=0.1, needs=frozenset({Need.ENTROPY})
     )
-    actual, _ = gradient(policy, with_terms(algorithm, bonus), tiny_policy(seed=1))
+    actual, _ = gradient(with_terms(algorithm, bonus))
     logprobs = torch.cat([tiny.vocab_logprobs(policy.model, *row, 0.8) for row in tiny.rows_of(tiny.SIX)])
     loss = 0.1 * (logprobs.exp() * logprobs).sum(-1).mean()
     assert tiny.relative_distance(actual, tiny.gradient_of(policy, loss)) <= 1e-10
@@ -235,7 +224,7 @@ def test_a_function_of_a_term_that_reads_an_undeclared_column_is_told_with_its_o
     }
     term = replace(OWN_TERM, **{function: readers[function]})
     with pytest.raises(RunError) as refused:
-        gradient(tiny_policy(), with_terms(build_algorithm(PLAIN_DAPO), term), tiny_policy(seed=1))
+        gradient(with_terms(build_algorithm(PLAIN_DAPO), term))
     for said in ("algorithm dapo", "term pull", "`reference_logprobs`", "Need.REFERENCE_LOGPROBS", "`needs`"):
         assert said in str(refused.value)
 

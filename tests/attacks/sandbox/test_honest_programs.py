@@ -50,15 +50,8 @@ def test_a_result_counts_as_the_plain_value_that_it_is(name: str) -> None:
 
 
 def test_results_of_numpy_count_as_python_has_them() -> None:
-    results: dict[str, object] = {
-        "np.int64(3)": 3,
-        "[np.float64(3)]": [3],
-        "np.array([[1, 2]])": [[1, 2]],
-        "np.float32(.5)": 0.5,
-        "np.array(3)": 3,
-        "np.bool_(True)": True,
-        "(np.array([1]), 2)": [[1], 2],
-    }
+    results: dict[str, object] = {"np.int64(3)": 3, "[np.float64(3)]": [3], "np.array([[1, 2]])": [[1, 2]]}
+    results |= {"np.float32(.5)": 0.5, "np.array(3)": 3, "np.bool_(True)": True, "(np.array([1]), 2)": [[1], 2]}
     for result, expected in results.items():
         tests = {"kind": "calls", "entry": "f", "cases": [{"expected": expected}]}
         source = f"import numpy as np\ndef f(): return {result}"
@@ -107,18 +100,15 @@ def test_nothing_but_a_line_feed_ends_a_line(printed: str) -> None:
 
 def test_a_program_that_sleeps_in_every_test_is_ended_as_a_whole() -> None:
     sleeps = "import time\ntime.sleep(0.4)\ndef f():\n    time.sleep(0.4)\n    return 1\nprint(1)"
-    many = 20
     kinds: list[dict[str, object]] = [
-        {"kind": "stdio", "cases": [{"input": "", "output": "1"}] * many},
-        {"kind": "calls", "entry": "f", "cases": [{"expected": 1}] * many},
-        {"kind": "asserts", "entry": "f", "tests": ["assert f() == 1"] * many},
+        {"kind": "stdio", "cases": [{"input": "", "output": "1"}] * 20},
+        {"kind": "calls", "entry": "f", "cases": [{"expected": 1}] * 20},
+        {"kind": "asserts", "entry": "f", "tests": ["assert f() == 1"] * 20},
     ]
     reward = CodeReward(score="fraction", cpu_seconds=1.0, program_seconds=1.5)
     for tests in kinds:
-        (found,) = scored(reward, [sleeps], tests)
-        assert isinstance(found, Graded)
-        assert found.outcome is CodeOutcome.PROGRAM_LIMIT, tests["kind"]
-        assert found.score < 0.5
+        ((score, outcome),) = graded(reward, [sleeps], tests)
+        assert (outcome, score < 0.5) == (CodeOutcome.PROGRAM_LIMIT, True), tests["kind"]
 
 
 def test_a_program_of_too_many_characters_has_a_name() -> None:
@@ -157,17 +147,10 @@ def test_each_way_to_fail_has_a_name() -> None:
         CodeOutcome.SYNTAX_ERROR: "def",
     }
     texts = [f"```python\n{source}\n```" for source in programs.values()] + ["nothing", "nothing", RIGHT]
-    found = FAST(
-        completions=texts,
-        finish_reasons=["stop"] * len(programs) + ["stop", "length", "stop"],
-        tests=[CALLS] * (len(programs) + 2) + [None],
-    )
-    assert [name for _, name in outcomes(found)] == [
-        *programs,
-        CodeOutcome.NO_CODE,
-        CodeOutcome.TRUNCATED,
-        CodeOutcome.NOT_TESTED,
-    ]
+    reasons, tests = ["stop"] * len(programs) + ["stop", "length", "stop"], [CALLS] * (len(programs) + 2) + [None]
+    found = FAST(completions=texts, finish_reasons=reasons, tests=tests)
+    others = (CodeOutcome.NO_CODE, CodeOutcome.TRUNCATED, CodeOutcome.NOT_TESTED)
+    assert [name for _, name in outcomes(found)] == [*programs, *others]
     assert found[-1] == (None, CodeOutcome.NOT_TESTED)
 
 
@@ -179,9 +162,7 @@ def test_output_beyond_its_limit_has_a_name_and_errors_beyond_theirs_do_no_harm(
 
 
 def test_a_share_of_the_tests_and_credit_for_what_compiles() -> None:
-    sometimes = (
-        "def add(a, b):\n    if a > 9: raise ValueError\n    if a < 0:\n        while True: pass\n    return a + b"
-    )
+    sometimes = "def add(a, b):\n    if a > 9: raise ValueError\n    while a < 0: pass\n    return a + b"
     share = CodeReward(score="fraction", cpu_seconds=0.3)
     for tests in (CALLS, ASSERTS):
         assert verdict(sometimes, tests, share) == Graded(pytest.approx(1 / 3), CodeOutcome.RAISED)

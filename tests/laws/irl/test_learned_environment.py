@@ -177,9 +177,7 @@ def test_a_world_that_is_not_that_of_the_environment_is_refused() -> None:
 
 
 def test_it_has_a_short_name_that_loads_gymnasium_only_when_it_is_used_and_never_torch() -> None:
-    program = (
-        "import sys, posttrain; early = 'gymnasium' in sys.modules; wrapper = posttrain.LearnedReward; "
-        "print(early, wrapper.__name__, *(name in sys.modules for name in ('gymnasium', 'torch')))"
-    )
+    program = "import sys, posttrain; early = 'gymnasium' in sys.modules; wrapper = posttrain.LearnedReward; "
+    program += "print(early, wrapper.__name__, *(name in sys.modules for name in ('gymnasium', 'torch')))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False", "LearnedReward", "True", "False"]
