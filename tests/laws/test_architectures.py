@@ -16,18 +16,9 @@ from posttrain.models.forward import Completions, PlainForward, SharedPromptForw
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.shared_prompt.families import FAMILIES
 from posttrain.training.update import group_logprobs
+from tests.support import tiny
 from tests.support.families import family_model
-from tests.support.tiny import (
-    CLASSES,
-    DECODERS,
-    SHAPE,
-    plain_logprobs,
-    plain_states,
-    request,
-    rows_of,
-    some_prompts,
-    tokenizer,
-)
+from tests.support.tiny import DECODERS, SHAPE, plain_logprobs, plain_states, request, rows_of, some_prompts, tokenizer
 
 PROMPTS = [(3, 9, 4), (1,)]
 COMPLETIONS = [tuple(range(1, 20)), (7, 2), (5, 5, 8)]
@@ -37,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:Futu
 
 def model_of(family: str, **config: object) -> PreTrainedModel:
     """The library's own model, weights wide enough that every layer matters."""
-    model_class, config_class, extra = CLASSES[family]
+    model_class, config_class, extra = tiny.CLASSES[family]
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model: PreTrainedModel = model_class(config_class(**{**SHAPE, **extra, **config})).eval()

@@ -17,15 +17,8 @@ from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.update import Objective, group_logprobs, token_view, update
-from tests.support.tiny import (
-    batch_of,
-    gradient_of_update,
-    relative_distance,
-    through_its_own_forward,
-    tiny_policy,
-    twin,
-    written_group,
-)
+from tests.support import tiny
+from tests.support.tiny import batch_of, gradient_of_update, through_its_own_forward, tiny_policy, written_group
 
 ALGORITHM = build_algorithm({"name": "dapo"})  # mean_over_tokens: 1 / number of tokens
 
@@ -38,8 +31,7 @@ GROUPS = [
 
 def rows_of(batch: Batch) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[str, int], list[float], list[float]]]:
     """Everything about each completion: its prompt, tokens, name, and its tokens' advantages and behaviour."""
-    rows = []
-    start = 0
+    rows, start = [], 0
     for completion, prompt, name in zip(batch.completions, batch.prompt_of, batch.names, strict=True):
         here = slice(start, start + len(completion))
         assert tuple(batch.tokens[here].tolist()) == completion
@@ -70,10 +62,8 @@ def test_every_token_carries_what_its_rollout_was_given() -> None:
 def test_rollouts_without_advantage_are_left_out_and_the_others_keep_their_weights_and_reference() -> None:
     reference = torch.arange(13.0).double()
     batch = batch_of(GROUPS, [[0, 2, 0], [0, 0, -1]], ALGORITHM, reference_logprobs=reference)
-    assert [(name, advantages) for _, _, name, advantages, _ in rows_of(batch)] == [
-        (("a", 1), [2]),
-        (("b", 2), [-1] * 2),
-    ]
+    kept = [(name, advantages) for _, _, name, advantages, _ in rows_of(batch)]
+    assert kept == [(("a", 1), [2]), (("b", 2), [-1] * 2)]
     assert batch.columns.weights.tolist() == [1 / 13] * 3
     assert batch.columns.reference_logprobs.tolist() == [2, 11, 12]
 
@@ -108,14 +98,13 @@ def test_leaving_out_what_has_no_advantage_changes_no_gradient(name: str) -> Non
     assert (few["tokens/trained"], all_of["tokens/trained"]) == (5, 13)
     assert few["loss"] == pytest.approx(all_of["loss"], abs=1e-12)
     assert less.norm() > 1e-3
-    assert relative_distance(less, more) <= 1e-12
+    assert tiny.relative_distance(less, more) <= 1e-12
 
 
+FEW = st.integers(1, 9)
 # Of each group: tokens of its prompt, and of its completions; all groups are of one size.
 LENGTHS = st.integers(1, 4).flatmap(
-    lambda size: st.lists(
-        st.tuples(st.integers(1, 9), st.lists(st.integers(1, 9), min_size=size, max_size=size)), min_size=1, max_size=4
-    )
+    lambda n: st.lists(st.tuples(FEW, st.lists(FEW, min_size=n, max_size=n)), min_size=1, max_size=4)
 )
 
 
@@ -229,10 +218,10 @@ def test_how_a_batch_is_split_changes_no_gradient(name: str, budget: int, own_fo
     batch = batch_of(GROUPS, [[1, -2, 3], [-4, 5, 6]], algorithm)
     objective = Objective(algorithm=algorithm, temperature=0.8)
     whole, one = gradient_of_update(policy, batch, objective)
-    split, several = gradient_of_update(twin(policy), batch, objective, tokens_per_microbatch=budget)
+    split, several = gradient_of_update(tiny.twin(policy), batch, objective, tokens_per_microbatch=budget)
     assert several["num_micro_batches"] > one["num_micro_batches"] == 1
     assert several["loss"] == pytest.approx(one["loss"], abs=1e-12)
-    assert relative_distance(split, whole) <= 1e-12
+    assert tiny.relative_distance(split, whole) <= 1e-12
 
 
 def test_some_groups_take_their_reference_with_them() -> None:

@@ -18,18 +18,8 @@ from posttrain.options.training import SftOptions
 from posttrain.records import Example
 from posttrain.tasks.row_files.rows import BadRows, DatasetRow
 from posttrain.training.sft.example_maker import ExampleMaker, learned_rows
-from tests.support.conversations import (
-    CHATML,
-    CLOSED,
-    FORGETFUL,
-    OPENING,
-    PHI,
-    TAGGED,
-    THOUGHTLESS,
-    WORDY,
-    chat_tokenizer,
-    turns,
-)
+from tests.support import conversations
+from tests.support.conversations import CHATML, FORGETFUL, PHI, TAGGED, THOUGHTLESS, WORDY, chat_tokenizer, turns
 from tests.support.refusals import refused
 
 TWO = turns("What?", "This, <b>.", "And?", "That", system="Be brief.")
@@ -113,7 +103,7 @@ def test_a_turn_by_itself_is_learned_behind_what_the_model_reads_when_it_is_aske
 
 
 def test_thoughts_that_the_template_opens_are_not_opened_twice() -> None:
-    mask = masking(OPENING)
+    mask = masking(conversations.OPENING)
     with refused("begins it in another way"):
         mask.every_turn(conversation(THINKING[:2]))
     example = mask.last_turn(conversation(THINKING[:2]))
@@ -123,7 +113,7 @@ def test_thoughts_that_the_template_opens_are_not_opened_twice() -> None:
 
 def test_an_answer_begins_at_a_token_that_the_model_can_sample() -> None:
     # " th" and "e" merge over the place where the answer begins; asked, the model has read "assistant: " to its space.
-    mask = masking(CLOSED)
+    mask = masking(conversations.CLOSED)
     messages = turns("Which?", "the")
     opened = mask.renderer.templated(messages[:1], "")
     before = token_ids(mask.tokenizer, opened, special=False)

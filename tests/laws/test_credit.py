@@ -11,14 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from posttrain.algorithms import advantages
-from posttrain.algorithms.advantages import (
-    Overlong,
-    decoupled_zscore,
-    group_zscore,
-    overlong_punishment,
-    scores_differ,
-    sums_differ,
-)
+from posttrain.algorithms.advantages import decoupled_zscore, group_zscore, scores_differ, sums_differ
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Credit, Evidence, mean_of_rollouts
 from posttrain.algorithms.kl import k1, k2, k3
@@ -32,16 +25,10 @@ from posttrain.training.credited_step import CreditedStep
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.rl import step_report
 from posttrain.training.trained import RunState
+from tests.support import tiny
 from tests.support.sequences import evidence_of
 from tests.support.stages import Stages, even_tokens, stages_with
-from tests.support.tiny import (
-    BY_REWARD,
-    gradient_of,
-    gradient_of_update,
-    plain_logprobs,
-    relative_distance,
-    tiny_policy,
-)
+from tests.support.tiny import gradient_of, gradient_of_update, plain_logprobs, relative_distance, tiny_policy
 
 LIMIT = 12
 RULES = {
@@ -69,7 +56,7 @@ def some_evidence(seed: int, num_prompts: int, group_size: int, *, token_rewards
 
 
 def test_every_row_but_those_of_a_teacher_or_a_critic_has_its_rule_here() -> None:
-    assert [*RULES] == BY_REWARD
+    assert [*RULES] == tiny.BY_REWARD
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -81,7 +68,9 @@ def test_every_algorithm_gives_all_tokens_of_a_completion_its_advantage(name, se
     credit = build_algorithm({"name": name}).credit(evidence)
     rewards, lengths = evidence.rewards, evidence.lengths.flatten().tolist()
     if name == "dapo":
-        rewards = overlong_punishment(rewards, evidence.lengths, max_completion_tokens=LIMIT, overlong=Overlong())
+        rewards = advantages.overlong_punishment(
+            rewards, evidence.lengths, max_completion_tokens=LIMIT, overlong=advantages.Overlong()
+        )
     if evidence.token_rewards is not None:
         totals = [math.fsum(part.tolist()) for part in evidence.token_rewards.split(lengths)]
         rewards = rewards + torch.tensor(totals, dtype=torch.float64).view(shape)

@@ -10,17 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from posttrain.algorithms import ppo
 from posttrain.algorithms.credit import Evidence, returns_to_go
-from posttrain.algorithms.ppo import (
-    ValuedTokens,
-    adaptive_lambda,
-    discounted_sums,
-    generalised_advantages,
-    one_step_advantages,
-    value_targets,
-    whitened,
-    whitening_of,
-)
+from posttrain.algorithms.ppo import ValuedTokens, generalised_advantages, one_step_advantages, whitened, whitening_of
 from posttrain.algorithms.table import build_algorithm
 from posttrain.course import compute_advantages
 from tests.support.sequences import evidence_of
@@ -71,7 +63,7 @@ def test_with_lambda_one_a_target_is_what_was_earned_from_there_on_whatever_the_
         for i, place in enumerate(places):
             ahead = enumerate(places[i:])
             expected[place] = math.fsum(gamma**k * tokens.rewards[t].item() for k, t in ahead)
-    torch.testing.assert_close(value_targets(tokens, gamma=gamma), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ppo.value_targets(tokens, gamma=gamma), expected, rtol=1e-12, atol=1e-12)
 
 
 @given(lengths=LENGTHS)
@@ -125,12 +117,12 @@ def test_a_lambda_for_each_completion() -> None:
 def test_long_completions_see_their_ends() -> None:
     """α = .05: 1 - 20/length, and 0 below 20 tokens."""
     lengths = torch.tensor([10, 20, 40, 400])
-    assert adaptive_lambda(lengths, alpha=0.05).tolist() == pytest.approx([0, 0, 0.5, 0.95])
+    assert ppo.adaptive_lambda(lengths, alpha=0.05).tolist() == pytest.approx([0, 0, 0.5, 0.95])
 
 
 def test_a_scan_of_thousands_of_tokens_is_their_sum() -> None:
     ones, going = torch.ones(5000, dtype=torch.float64), (torch.arange(5000) != 4999).double()
-    assert discounted_sums(ones, going).tolist() == [*range(5000, 0, -1)]
+    assert ppo.discounted_sums(ones, going).tolist() == [*range(5000, 0, -1)]
 
 
 @given(lengths=LENGTHS, seed=st.integers(0, 9))

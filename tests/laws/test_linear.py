@@ -11,16 +11,8 @@ from torch.autograd import gradcheck
 
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.model_outputs import OutputLayer
-from posttrain.models.shared_prompt.fused import (
-    GELU_TANH,
-    SILU,
-    Activation,
-    embed,
-    gated,
-    gradients_in_place,
-    rms_norm,
-    rotate,
-)
+from posttrain.models.shared_prompt import fused
+from posttrain.models.shared_prompt.fused import GELU_TANH, SILU, embed, gated, gradients_in_place, rms_norm, rotate
 from posttrain.models.shared_prompt.linear import (
     MOST_ROWS,
     SIZES,
@@ -201,7 +193,7 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("activation", "formula"), [(SILU, silu), (GELU_TANH, gelu_tanh)])
-def test_the_gated_activation_is_its_formula(activation: Activation, formula: Callable) -> None:
+def test_the_gated_activation_is_its_formula(activation: fused.Activation, formula: Callable) -> None:
     gate_up = random(5, 6)
     assert_is(lambda: gated(gate_up, activation), formula(gate_up[:, :3]) * gate_up[:, 3:])
 

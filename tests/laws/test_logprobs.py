@@ -73,12 +73,8 @@ def assert_same_gradients(
     actual: torch.Tensor, expected: torch.Tensor, inputs: tuple[torch.Tensor, ...], atol: float
 ) -> None:
     weights = torch.linspace(-1, 2, ROWS, dtype=torch.float64)  # a gradient of its own for each row
-    pairs = zip(
-        torch.autograd.grad(weights @ actual, inputs, allow_unused=True),
-        torch.autograd.grad(weights @ expected, inputs, allow_unused=True),
-        strict=True,
-    )
-    for mine, theirs in pairs:
+    both = (torch.autograd.grad(weights @ each, inputs, allow_unused=True) for each in (actual, expected))
+    for mine, theirs in zip(*both, strict=True):
         assert (mine is None) == (theirs is None)
         if mine is not None:
             torch.testing.assert_close(mine, theirs, rtol=0, atol=atol)

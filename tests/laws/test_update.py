@@ -37,6 +37,10 @@ def logprobs_of(policy: Policy) -> torch.Tensor:
     return torch.cat([tiny.plain_logprobs(policy.model, *row, TEMPERATURE) for row in tiny.rows_of(tiny.SIX)])
 
 
+def vocab_logprobs_of(policy: Policy) -> torch.Tensor:
+    return torch.cat([tiny.vocab_logprobs(policy.model, *row, TEMPERATURE) for row in tiny.rows_of(tiny.SIX)])
+
+
 def behaviour(policy: Policy, shift: float = 0.0) -> torch.Tensor:
     """log μ: what the policy says now, moved by a different amount for each token."""
     numbers = logprobs_of(policy).detach()
@@ -123,10 +127,7 @@ def test_a_kl_in_the_loss_is_differentiated(family: str, estimator: str) -> None
     algorithm = build_algorithm({"name": "dapo", "kl": kl, **UNCLIPPED})
     log_mu, log_ref, own = behaviour(policy, shift=0.1), behaviour(reference), logprobs_of(policy)
     if estimator == "full":
-        mine, theirs = (
-            torch.cat([tiny.vocab_logprobs(each.model, *row, TEMPERATURE) for row in tiny.rows_of(tiny.SIX)])
-            for each in (policy, reference)
-        )
+        mine, theirs = map(vocab_logprobs_of, (policy, reference))
         term = (mine.exp() * (mine - theirs.detach())).sum(-1)
     else:
         x = own - log_ref
@@ -143,9 +144,8 @@ def test_a_kl_in_the_reward_is_reported_as_k3_and_is_no_term_of_the_loss() -> No
     gradients = []
     for term in (kl, None):
         algorithm = build_algorithm({"name": "grpo", "kl": term})
-        gradient, metrics = tiny.gradient_of_update(
-            policy, batch_by(algorithm, log_mu, log_ref), objective_of(algorithm)
-        )
+        batch = batch_by(algorithm, log_mu, log_ref)
+        gradient, metrics = tiny.gradient_of_update(policy, batch, objective_of(algorithm))
         gradients.append(gradient)
         x = log_mu - log_ref
         assert metrics["kl"] == pytest.approx((torch.exp(-x) - 1 + x).mean().item(), rel=1e-9)
@@ -328,9 +328,5 @@ def test_entropy_is_measured_when_asked_and_changes_no_gradient() -> None:
     measured, metrics = tiny.gradient_of_update(policy, batch, replace(objective_of(algorithm), measure_entropy=True))
     assert "entropy" not in without
     assert torch.equal(plain, measured)
-    chances = (
-        torch.cat([tiny.vocab_logprobs(policy.model, *row, TEMPERATURE) for row in tiny.rows_of(tiny.SIX)])
-        .detach()
-        .exp()
-    )
-    assert metrics["entropy"] == pytest.approx(-(chances * chances.log()).sum(-1).mean().item(), rel=1e-12)
+    logs = vocab_logprobs_of(policy).detach()
+    assert metrics["entropy"] == pytest.approx(-(logs.exp() * logs).sum(-1).mean().item(), rel=1e-12)

@@ -23,19 +23,10 @@ from posttrain.training.sft.sft_run import train_sft
 from tests.support.runs import metrics_of
 
 SYSTEM = "In tags."
-ANSWERS = (
-    *["The result is 7."] * 6,
-    *["<think>add</think>"] * 2,
-    *["<think>\nadd\n</think>\n<answer>\n7\n</answer>"] * 2,
-)
-COURSE = {
-    "name": "gspo",
-    "sequence_ratio": "product",
-    "ratio_to": "reference",
-    "clip_low": 0.2,
-    "clip_high": 0.2,
-    "kl": {"coefficient": 0.05, "level": "completion"},
-}
+IN_FORM = "<think>\nadd\n</think>\n<answer>\n7\n</answer>"
+ANSWERS = (*["The result is 7."] * 6, *["<think>add</think>"] * 2, *[IN_FORM] * 2)
+COURSE = {"name": "gspo", "sequence_ratio": "product", "ratio_to": "reference", "clip_low": 0.2, "clip_high": 0.2}
+COURSE |= {"kl": {"coefficient": 0.05, "level": "completion"}}
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +37,9 @@ def instruct_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         turns = (("system", SYSTEM), ("user", addition.question), ("assistant", ANSWERS[number % len(ANSWERS)]))
         rows.append({"messages": [{"role": role, "content": content} for role, content in turns]})
     folder = tmp_path_factory.mktemp("instruct")
+    shape = {"hidden_size": 48, "mlp_size": 96, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1}
     config = SftConfig(
-        model=NewModelOptions(
-            template="turns", hidden_size=48, mlp_size=96, num_layers=2, num_heads=2, num_kv_heads=1, max_positions=128
-        ),
+        model=NewModelOptions(template="turns", max_positions=128, **shape),
         task=DatasetOptions(held_out_share=0.0),
         sft=SftOptions(learning_rate=1e-2, warmup_steps=5, schedule="cosine", tokens_per_batch=600),
         checkpoint=CheckpointOptions(every_steps=0),

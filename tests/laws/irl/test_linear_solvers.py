@@ -24,9 +24,8 @@ def leading(columns: np.ndarray, num_actions: int, *, shares: np.ndarray | None 
     shares = np.full(columns.shape, 1 / ways) if shares is None else shares
     places, num_states = (np.repeat(np.arange(pairs), ways), columns.ravel()), pairs // num_actions
     table = csr_array((shares.ravel(), places), shape=(pairs, num_states))
-    return irl.TabularMDP.from_sparse(
-        table, num_actions=num_actions, start=0, terminal=[num_states - 1] if ends else []
-    )
+    last = [num_states - 1] if ends else []
+    return irl.TabularMDP.from_sparse(table, num_actions=num_actions, start=0, terminal=last)
 
 
 def anywhere(num_states: int, *, num_actions: int = 2, end: float = 0.01) -> irl.TabularMDP:

@@ -14,17 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain import irl
-from posttrain.irl.minimisers import (
-    NEWTON_WEIGHTS,
-    Point,
-    Watch,
-    by_newton,
-    lbfgs_step,
-    minimise_lbfgs,
-    minimise_newton,
-    sufficient_decrease,
-    trusted_step,
-)
+from posttrain.irl import minimisers
+from posttrain.irl.minimisers import Point, Watch, by_newton, lbfgs_step, minimise_lbfgs, minimise_newton
 from tests.support import irl_worlds as worlds
 
 SEEDS = st.integers(0, 10_000)
@@ -175,9 +166,9 @@ def test_in_any_unit_what_rounding_leaves_of_a_flat_direction_is_no_curvature(un
 )
 def test_a_step_is_acceptable_by_its_value_or_else_by_its_slope(change_of_value, slope_after, accepted) -> None:
     before, after = point(0.0, 1.0, -1.0), point(1.0, 1.0 + change_of_value, slope_after)
-    assert sufficient_decrease(before, after, np.ones(1), -1.0) is accepted
+    assert minimisers.sufficient_decrease(before, after, np.ones(1), -1.0) is accepted
     uphill, same = point(0.0, 1.0, 1.0), point(1.0, 1.0, -0.9)
-    assert not sufficient_decrease(uphill, same, np.ones(1), -1.0)
+    assert not minimisers.sufficient_decrease(uphill, same, np.ones(1), -1.0)
 
 
 @settings(max_examples=60)
@@ -189,7 +180,7 @@ def test_a_trusted_step_is_the_lowest_point_of_the_model_within_the_radius(seed,
     axes = np.linalg.qr(rng.normal(size=(4, 4)))[0]
     curvatures = np.append(lowest, lowest + rng.exponential(size=3))
     hessian, gradient = axes * curvatures @ axes.T, rng.normal(size=4)
-    step = trusted_step(point(np.zeros(4), 0.0, gradient, hessian), radius, 1e-9)
+    step = minimisers.trusted_step(point(np.zeros(4), 0.0, gradient, hessian), radius, 1e-9)
     pull = -(hessian @ step + gradient)
     shift = pull @ step / (step @ step)
     np.testing.assert_allclose(pull, shift * step, rtol=0, atol=1e-7 * np.abs(pull).max() + 1e-9)
@@ -224,7 +215,10 @@ def test_the_first_step_of_lbfgs_is_downhill_and_no_longer_than_one() -> None:
 
 
 def test_without_a_name_the_method_is_the_quicker_one_for_so_many_weights() -> None:
-    chosen = [by_newton("auto", num_weights) for num_weights in (1, NEWTON_WEIGHTS, NEWTON_WEIGHTS + 1, 10**5)]
+    chosen = [
+        by_newton("auto", num_weights)
+        for num_weights in (1, minimisers.NEWTON_WEIGHTS, minimisers.NEWTON_WEIGHTS + 1, 10**5)
+    ]
     assert chosen == [True, True, False, False]
     assert by_newton("newton", 10**5)
     assert not by_newton("lbfgs", 1)
@@ -284,13 +278,10 @@ def test_the_gradient_that_is_shown_is_that_of_the_objective() -> None:
 
 @pytest.mark.parametrize("fitter", [irl.MaxCausalEntIRL(), irl.MaxEntIRL()])
 def test_a_watch_that_raises_ends_the_fit(fitter: Any) -> None:
-    class EnoughError(Exception):
-        pass
-
     def watch(numbers: object) -> None:
-        raise EnoughError
+        raise EOFError
 
-    with pytest.raises(EnoughError):
+    with pytest.raises(EOFError):
         to_demonstrations(fitter, watch)
 
 

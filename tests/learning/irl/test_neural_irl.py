@@ -93,9 +93,7 @@ def test_it_stops_at_the_last_step_or_at_the_tolerance_and_shows_each_to_who_wat
     walks = aimless(world, 5, max_steps=9)
     network, seen = torch.nn.Linear(9, 1, bias=False).double(), []
     inputs = torch.eye(9, dtype=torch.float64)
-    fit = NeuralIRL(discount=0.9, num_steps=4, tolerance=1e-12).fit(
-        world, network, inputs, walks, watch=lambda numbers: seen.append(numbers)
-    )
+    fit = NeuralIRL(discount=0.9, num_steps=4, tolerance=1e-12).fit(world, network, inputs, walks, watch=seen.append)
     assert seen == [{"gap": gap} for gap in fit.gaps.tolist()]
     assert len(seen) == 4
     assert fit.reward.tolist() == network.weight.flatten().tolist(), "those of the policy, not of a step further"
