@@ -42,7 +42,7 @@ def loss_of_questions(policy: Policy) -> float:
         tokens = tuple(policy.tokenizer(f"<|im_start|>user\n{question}")["input_ids"])
         letters = tuple(place >= len(tokens) - 5 for place in range(len(tokens)))
         examples.append(Example(TokenSequence(tokens=tokens, sampled=letters)))
-    return held_out_loss(policy, examples, 4096).loss
+    return held_out_loss(policy, examples, 4096)["loss"]
 
 
 @torch.no_grad()

@@ -145,7 +145,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
     def _measured(self, rows: list[Row]) -> Entry:
         budget = self.described(rows)[0].sft.tokens_per_microbatch
         measured = held_out_loss(self.policy, self._examples(rows), budget)
-        return {"loss": measured.loss, "entropy": measured.entropy, "mean_token_accuracy": measured.accuracy}
+        return {name: measured[name] for name in ("loss", "entropy", "mean_token_accuracy")}
 
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
         """The rows with the columns that are learned."""

@@ -87,31 +87,12 @@ def statistics_of(parts: TokenParts) -> dict[str, float]:
     return {"entropy": parts.entropies.sum().item(), "mean_token_accuracy": parts.likeliest.sum().item()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutLoss:
-    """The loss of examples that are not trained on."""
-
-    loss: float
-    """Mean -log π over learned tokens, in nats per token."""
-    interval: tuple[float, float]
-    """95% bootstrap interval over examples."""
-    accuracy: float
-    """Share of learned tokens that are the likeliest."""
-    entropy: float
-    """Mean entropy of the distributions of learned tokens, in nats."""
-
-    def metrics(self) -> dict[str, float]:
-        low, high = self.interval
-        ends = {"eval/loss": self.loss, "eval/loss_low": low, "eval/loss_high": high}
-        return {**ends, "eval/mean_token_accuracy": self.accuracy, "eval/entropy": self.entropy}
-
-    def summary(self) -> dict[str, object]:
-        return {"loss": self.loss, "loss_interval": list(self.interval), "mean_token_accuracy": self.accuracy}
-
-
 @torch.no_grad()
-def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int) -> HeldOutLoss:
-    """Measure the policy on examples, of which there is at least one."""
+def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int) -> dict[str, float]:
+    """The loss of at least one example that is not trained on, and the statistics of its learned tokens.
+
+    The loss is in nats per token; `loss_low` and `loss_high` are its 95% bootstrap interval over examples.
+    """
     losses: list[float] = []
     counts: list[int] = []
     total, right, entropy = 0.0, 0.0, 0.0
@@ -128,12 +109,13 @@ def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microb
     summed, tokens = np.asarray(losses), np.asarray(counts)
     draws = np.random.default_rng(0).integers(len(summed), size=(RESAMPLES, len(summed)))
     low, high = np.percentile(summed[draws].sum(axis=1) / tokens[draws].sum(axis=1), [2.5, 97.5])
-    return HeldOutLoss(
-        loss=total / sum(counts),
-        interval=(float(low), float(high)),
-        accuracy=right / sum(counts),
-        entropy=entropy / sum(counts),
-    )
+    return {
+        "loss": total / sum(counts),
+        "loss_low": float(low),
+        "loss_high": float(high),
+        "mean_token_accuracy": right / sum(counts),
+        "entropy": entropy / sum(counts),
+    }
 
 
 def microbatches(examples: Sequence[Example], max_tokens: int, *, padded: bool = False) -> Iterator[list[Example]]:
@@ -181,7 +163,9 @@ class SftObjective(FitObjective[Example]):
 
     def measured(self) -> tuple[dict[str, float], Mapping[str, object]]:
         found = held_out_loss(self.policy, self.held_out, self.options.tokens_per_microbatch)
-        return found.metrics(), found.summary()
+        results: dict[str, object] = {name: found[name] for name in ("loss", "mean_token_accuracy")}
+        results["loss_interval"] = [found["loss_low"], found["loss_high"]]
+        return {f"eval/{name}": value for name, value in found.items()}, results
 
     def memory(self, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
         return sft_setup(self.config, shape, on_cuda=on_cuda)
