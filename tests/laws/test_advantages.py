@@ -23,14 +23,8 @@ SAMPLE = partial(group_zscore, deviation="sample")
 ZSCORES = [group_zscore, SAMPLE]
 RELATIVE = [batch_centred, group_centred, leave_one_out, *ZSCORES]
 EVERY = [raw, *RELATIVE]
-NAMES = {
-    raw: "raw",
-    batch_centred: "batch_centred",
-    group_centred: "group_centred",
-    leave_one_out: "leave_one_out",
-    group_zscore: "zscore",
-    SAMPLE: "zscore_sample",
-}
+NAMES = {raw: "raw", batch_centred: "batch_centred", group_centred: "group_centred", leave_one_out: "leave_one_out"}
+NAMES |= {group_zscore: "zscore", SAMPLE: "zscore_sample"}
 each_relative = pytest.mark.parametrize("function", RELATIVE, ids=NAMES.get)
 
 EIGHTHS = st.integers(-80, 80).map(lambda eighths: eighths / 8)

@@ -160,9 +160,8 @@ def test_a_file_of_rows_is_the_task_of_rows(before: dict[str, Any], path: str, n
     recipes = [str(tmp_path / "first.yaml"), str(tmp_path / "second.yaml")]
     by_recipe = load_recipe(*recipes).task
     by_python = load_recipe(recipes[0], task={"path": path}).task
-    by_flag, _ = split_arguments(["--task.path", path], PROGRAM).configured(
-        Config, [read_recipe(recipes[0])], loads_model=False
-    )
+    arguments, layers = split_arguments(["--task.path", path], PROGRAM), [read_recipe(recipes[0])]
+    by_flag, _ = arguments.configured(Config, layers, loads_model=False)
     assert by_recipe == by_python == by_flag.task
     assert (by_recipe.name, by_recipe.path) == (name, path)
     assert by_recipe.prompt_column == before.get("prompt_column", "prompt")

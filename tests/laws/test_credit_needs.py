@@ -26,9 +26,8 @@ TERM = policy_term(clipped_surrogate, clip=ClipRange(low=0.2, high=0.2))
 
 
 def algorithm_with(rule: Callable[[Evidence], object], *needs: Need, **more: object) -> Algorithm:
-    return Algorithm(
-        name="mine", credit=rule, credit_needs=frozenset(needs), terms=(TERM,), token_weights=mean_over_tokens, **more
-    )
+    more |= {"terms": (TERM,), "token_weights": mean_over_tokens}
+    return Algorithm(name="mine", credit=rule, credit_needs=frozenset(needs), **more)
 
 
 def stages_of(algorithm: Algorithm, **update: int) -> Stages:
@@ -98,10 +97,7 @@ def test_a_teacher_is_read_behind_the_prompts_that_it_sees() -> None:
 
 WRONG = {
     "undeclared": (lambda evidence: Credit(evidence.entropies), "<lambda>…`entropies`…Need.ENTROPY…`credit_needs`"),
-    "computed for a term alone": (
-        lambda evidence: Credit(evidence.reference_logprobs),
-        "`reference_logprobs`…Need.REFERENCE_LOGPROBS",
-    ),
+    "computed for a term alone": (lambda seen: Credit(seen.reference_logprobs), "`reference_logprobs`…Need.REFERENCE_"),
     "an error of its own": (lambda evidence: {}["missing"], "<lambda>…KeyError: 'missing'…test_credit_needs.py, line "),
 }
 

@@ -76,9 +76,8 @@ def test_they_go_with_their_groups_through_select_and_joined() -> None:
     assert [row[0].total for row in joined.marks["marks"]] == [98, 97, 99]
     assert joined.marks.keys() == {"marks"}
     # Of groups in which nothing was marked, and of groups in which something was.
-    nothing = Grades(
-        names=grades.names, scores=grades.scores[:, :1], weights=grades.weights, rewards=grades.rewards[:1]
-    )
+    first = {"scores": grades.scores[:, :1], "rewards": grades.rewards[:1]}
+    nothing = Grades(names=grades.names, weights=grades.weights, **first)
     assert [row[0] is None for row in nothing.joined(grades).marks["marks"]] == [True, False, False, False]
 
 
@@ -92,9 +91,8 @@ def test_a_score_may_be_graded_and_marks_may_be_arrays_or_tuples() -> None:
     grades = graded([group(["ab", "cd"])], marks)
     assert grades.outcomes["marks"] == (("right", ""),)
     assert grades.scores.tolist() == [[[1.0, 1.0]]]
-    assert grades.marks["marks"] == (
-        (Marks((0.5, 0.5), ((0, 2, 1.0),)), Marks((1.0, 2.0), ((0, 1, 0.5), (1, 2, 0.0)))),
-    )
+    expected = Marks((0.5, 0.5), ((0, 2, 1.0),)), Marks((1.0, 2.0), ((0, 1, 0.5), (1, 2, 0.0)))
+    assert grades.marks["marks"] == (expected,)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +153,8 @@ def metaspace() -> PreTrainedTokenizerFast:
     pieces += [(piece, -1.0) for piece in ("▁a", "▁b", "c", "▁", "a", "b")]
     made = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
     made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps)
     return PreTrainedTokenizerFast(tokenizer_object=made, clean_up_tokenization_spaces=False)
 
 
