@@ -160,8 +160,8 @@ def importing(what: str, where: str) -> Iterator[None]:
         raise UserError(f"{where}: {what} cannot be imported: it calls {exit_call(leave)}") from leave
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and f"{what}.".startswith(f"module {error.name}.")
-        remedy = ".  It is looked for in the folder you run in and among what is installed." if missing else ""
-        raise UserError(f"{where}: {what} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
+        remedy = "  It is looked for in the folder you run in and among what is installed." if missing else ""
+        raise UserError(f"{where}: {what} cannot be imported: {type(error).__name__}: {error}.{remedy}") from error
 
 
 def look_in_working_folder() -> None:

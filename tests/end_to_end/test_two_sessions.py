@@ -248,7 +248,7 @@ def test_a_session_of_another_number_of_threads_waits_for_the_first(model: Path,
         with session(2), session(0):
             assert torch.get_num_threads() == 2
         assert torch.get_num_threads() == 2
-        first.close()
+        first.__exit__()
         assert torch.get_num_threads() == before
         with session(3):
             assert torch.get_num_threads() == 3
