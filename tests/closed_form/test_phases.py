@@ -11,6 +11,7 @@ from posttrain.commands.phase_list import phase_folder, read_phases, replaced, r
 from posttrain.commands.phases import phase_rows
 from tests.support.refusals import refused
 
+FIRST = {"name": "first", "recipe": "countdown-tiny"}
 SFT: dict[str, Any] = {"name": "first", "sections": {"model": {"path": "bundled"}, "sft": {"num_epochs": 1}}}
 RL: dict[str, Any] = {
     "name": "then",
@@ -93,6 +94,10 @@ def test_a_mistake_in_a_list_of_phases_is_told_before_anything_is_run(phases, me
         read_phases(recipe(tmp_path, *phases), tmp_path)
 
 
+def rows_of(**task: Any) -> dict[str, Any]:
+    return {"task": {"name": "dataset", **task}, "rewards": ["exact_match"]}
+
+
 UNSTARTABLE: list[tuple[dict[str, Any], str]] = [
     ({"rewards": ["countdwn"]}, "no reward function `countdwn`.  Did you mean `countdown`"),
     ({"rewards": ["mine.py:score"]}, "mine.py"),
@@ -107,20 +112,14 @@ UNSTARTABLE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"algorithm": {"name": "distill", "teacher": {"model": "nowhere"}}}, "algorithm.teacher.model = nowhere: no"),
     ({"rewards": [{"model": "nowhere"}]}, "rewards[0].model = nowhere: no such folder"),
-    ({"task": {"name": "dataset", "path": "gone/no.jsonl"}, "rewards": ["exact_match"]}, "task.path = gone/no.jsonl:"),
+    (rows_of(path="gone/no.jsonl"), "task.path = gone/no.jsonl:"),
     (
-        {"task": {"name": "dataset", "sources": [{"path": "row.jsonl"}]}, "rewards": ["exact_match"]},
-        "task.sources[0].path = row.jsonl: no such file of rows (did you mean rows.jsonl?)",
+        rows_of(sources=[{"path": "row.jsonl"}]),
+        "sources[0].path = row.jsonl: no such file of rows (did you mean rows",
     ),
-    (
-        {"task": {"name": "dataset", "path": "some/folder/rows.txt"}, "rewards": ["exact_match"]},
-        "task.path = some/folder/rows.txt: no such file of rows",
-    ),
+    (rows_of(path="some/folder/rows.txt"), "task.path = some/folder/rows.txt: no such file of rows"),
     ({"judge": {"name": "reward"}, "rewards": ["countdwn"], "collect": {"num_prompts": 2}}, "no reward function `coun"),
-    (
-        {"task": {"name": "dataset", "path": "run:first/preferences.jsonl"}, "rewards": ["exact_match"]},
-        "1-first/preferences.jsonl: phase first makes no preferences.jsonl",
-    ),
+    (rows_of(path="run:first/preferences.jsonl"), "1-first/preferences.jsonl: phase first makes no preferences.jsonl"),
     ({"model": {"path": "run:pairs/model"}}, "phase pairs makes no model"),
     ({"update": {"optimizer_from": "run:pairs"}}, "a phase of `posttrain collect` has no optimiser"),
     ({"rollout": {"group_size": 1}}, "rollout.group_size = 1:"),
@@ -137,8 +136,9 @@ def test_what_would_fail_in_its_turn_is_told_before_anything_is_run(sections, me
     own = {"name": "last", "sections": sections}
     if "collect" not in sections and "path" not in sections.get("task", {}):
         own["recipe"] = "countdown-tiny"
-    earlier = [{"name": "first", "recipe": "countdown-tiny"}, {"name": "pairs", "recipe": "collect-countdown"}]
-    phases = read_phases(recipe(tmp_path, *earlier, own), tmp_path / "out")
+    phases = read_phases(
+        recipe(tmp_path, FIRST, {"name": "pairs", "recipe": "collect-countdown"}, own), tmp_path / "out"
+    )
     with refused("phase last: ", message):
         require_startable(phases)
     phases[2].folder.mkdir(parents=True)
@@ -154,12 +154,12 @@ def test_what_earlier_phases_make_is_not_looked_for(tmp_path: Path) -> None:
         "rewards": ["exact_match", {"model": "phase:first"}],
     }
     own = {"name": "last", "sections": sections}
-    require_startable(read_phases(recipe(tmp_path, {"name": "first", "recipe": "countdown-tiny"}, own), tmp_path))
+    require_startable(read_phases(recipe(tmp_path, FIRST, own), tmp_path))
 
 
 def test_a_phase_that_was_begun_and_has_no_model_yet_is_gone_on_with(tmp_path: Path) -> None:
     own = {"name": "last", "recipe": "countdown-tiny", "sections": {"model": {"path": "phase:first"}}}
-    phases = read_phases(recipe(tmp_path, {"name": "first", "recipe": "countdown-tiny"}, own), tmp_path / "out")
+    phases = read_phases(recipe(tmp_path, FIRST, own), tmp_path / "out")
     phases[0].folder.mkdir(parents=True)
     require_startable(phases)
 
@@ -183,12 +183,8 @@ def test_the_report_has_a_row_for_each_measure_with_an_interval() -> None:
         "seconds": {"total": 90.0},
         "peak_memory_bytes": 2e9,
         "before": {"accuracy_sampled": 0.25, "accuracy_sampled_interval": [0.2, 0.3], "mean_length": 5.0},
-        "after": {
-            "accuracy_sampled": 0.5,
-            "accuracy_sampled_interval": [0.4, 0.6],
-            "pass_at_8": None,
-            "pass_at_8_interval": None,
-        },
+        "after": {"accuracy_sampled": 0.5, "accuracy_sampled_interval": [0.4, 0.6]}
+        | dict.fromkeys(("pass_at_8", "pass_at_8_interval")),
     }
     assert list(phase_rows({"name": "a", "command": "rl", "summary": summary})) == [
         ["a", "rl", "accuracy sampled", "0.250 [0.200, 0.300]", "0.500 [0.400, 0.600]", "3", "1.5", "2.00"]
@@ -213,12 +209,7 @@ def test_the_report_has_the_measures_of_each_source_of_a_mixture() -> None:
 
 
 def test_the_report_has_the_measures_of_pairs_whose_intervals_are_two_numbers() -> None:
-    measured = {
-        "pairs/accuracy": 0.5,
-        "pairs/accuracy_low": 0.4,
-        "pairs/accuracy_high": 0.6,
-        "logps": 1.0,
-    }
+    measured = {"pairs/accuracy": 0.5, "pairs/accuracy_low": 0.4, "pairs/accuracy_high": 0.6, "logps": 1.0}
     summary = {"before": {}, "after": measured, "steps": 4}
     (row,) = phase_rows({"name": "d", "command": "dpo", "summary": summary})
     assert row[:6] == ["d", "dpo", "pairs/accuracy", "", "0.500 [0.400, 0.600]", "4"]

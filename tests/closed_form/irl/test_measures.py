@@ -42,11 +42,8 @@ def expert(policy: np.ndarray | None = None, *, reward: np.ndarray | None = COST
 
 
 def recovered(policy: np.ndarray, *, reward: np.ndarray = COSTS) -> RecoveredReward:
-    none = np.zeros(4)
-    moments = np.array([1.0, 1, 0, 1])
-    return RecoveredReward(
-        weights=none, reward=reward, policy=policy, expected=none, moments=moments, converged=True, curve=({},)
-    )
+    found = {"weights": np.zeros(4), "expected": np.zeros(4), "moments": np.array([1.0, 1, 0, 1])}
+    return RecoveredReward(reward=reward, policy=policy, converged=True, curve=({},), **found)
 
 
 def test_measures_of_wandering_at_random() -> None:
@@ -94,7 +91,6 @@ def test_best_states_are_five_by_reward_and_then_by_number() -> None:
 def drawn_arrows(world: World, policy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where arrows stand, and what they point at."""
     axes = Figure().subplots()
-    assert world.layout is not None
     arrows(axes, world.mdp, world.layout, policy)
     (quiver,) = [each for each in axes.collections if isinstance(each, Quiver)]
     return np.column_stack([quiver.X, quiver.Y]), np.column_stack([quiver.U, quiver.V])
@@ -123,7 +119,6 @@ def test_on_a_large_map_an_arrow_is_the_mean_of_a_block_without_its_ends() -> No
 
 def test_a_map_puts_each_state_in_its_place_and_leaves_gaps_blank() -> None:
     world = make_world(GymnasiumOptions(env="FrozenLake-v1", options={"map_name": "4x4", "is_slippery": False}))
-    assert world.layout is not None
     page = on_page(world.mdp, world.layout, world.mdp.states.astype(float))
     assert page.shape == (4, 4)
     assert np.array_equal(page[np.isfinite(page)], np.sort(world.mdp.states))

@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 import posttrain
-from posttrain.config import IrlConfig
 from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import in_world
@@ -61,24 +60,11 @@ def test_a_recipe_refuses_what_the_method_refuses(options: type, fitter: type, n
     assert refuses(options) == refuses(fitter)
 
 
+BOTH = {"l2": 0.1, "tolerance": 1e-2, "max_iterations": 2}
+CAUSAL = {"objective": "likelihood", "discount": 0.8, "temperature": 0.5, "horizon": 20, "solver": "lbfgs"}
 CHANGES = [
-    *(
-        (CausalOptions, MaxCausalEntIRL, name, value)
-        for name, value in {
-            "objective": "likelihood",
-            "discount": 0.8,
-            "temperature": 0.5,
-            "horizon": 20,
-            "l2": 0.1,
-            "solver": "lbfgs",
-            "tolerance": 1e-2,
-            "max_iterations": 2,
-        }.items()
-    ),
-    *(
-        (PathOptions, MaxEntIRL, name, value)
-        for name, value in {"gradient": "algorithm1", "l2": 0.1, "tolerance": 1e-2, "max_iterations": 2}.items()
-    ),
+    *((CausalOptions, MaxCausalEntIRL, name, value) for name, value in {**CAUSAL, **BOTH}.items()),
+    *((PathOptions, MaxEntIRL, name, value) for name, value in {"gradient": "algorithm1", **BOTH}.items()),
 ]
 
 
@@ -96,12 +82,11 @@ def test_each_option_of_a_method_reaches_the_fit(options: type, fitter: type, na
 @pytest.mark.parametrize("options", [CausalOptions(), PathOptions(), PathOptions(gradient="algorithm1")])
 def test_a_method_shows_each_evaluation_while_it_goes_on(options: MethodOptions) -> None:
     world, states = make_world(IcyGridOptions()), LinearReward(features=np.eye(25))
-    seen: list[float] = []
-    recovered = fit_reward(
-        options, world, states, course_demonstrations(), lambda numbers: seen.append(numbers["objective"])
-    )
+    seen: list[dict[str, float]] = []
+    recovered = fit_reward(options, world, states, course_demonstrations(), seen.append)
     assert len(recovered.curve) > 3
-    assert {numbers["objective"] for numbers in recovered.curve} <= set(seen), "and of steps that were tried in vain"
+    objectives = {numbers["objective"] for numbers in seen}
+    assert {numbers["objective"] for numbers in recovered.curve} <= objectives, "and of steps that were tried in vain"
 
 
 @pytest.mark.parametrize(("name", "value"), [("step_size", 0.4), ("tolerance", 1e-2)])
@@ -139,10 +124,8 @@ def test_the_course_recipe_makes_the_course_s_demonstrations() -> None:
 
 
 def test_ground_terrain_and_rewards_of_a_grid_are_laid_over_each_other() -> None:
-    options = IcyGridOptions(
-        size=4, ground=-0.5, terrain=2, terrain_low=-2, terrain_seed=7, rewards=((-1, 3.0),), starts=(), ends=(5, -1)
-    )
-    world = make_world(options)
+    ground = {"ground": -0.5, "terrain": 2, "terrain_low": -2, "terrain_seed": 7}
+    world = make_world(IcyGridOptions(size=4, rewards=((-1, 3.0),), starts=(), ends=(5, -1), **ground))
     low = np.random.default_rng(7).uniform(-2, 0, 4)
     tile = np.array([0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3])
     assert world.rewards == pytest.approx([*(-0.5 + low[tile[:15]]), 3.0])
@@ -154,7 +137,6 @@ def test_ground_terrain_and_rewards_of_a_grid_are_laid_over_each_other() -> None
 def test_the_arrows_of_an_environment_point_where_its_actions_lead(env: str, options: dict[str, bool]) -> None:
     world = make_world(GymnasiumOptions(env=newest(env), options=options))
     layout, mdp = world.layout, world.mdp
-    assert layout is not None
     checked = 0
     for state in np.flatnonzero(~mdp.terminal):
         for action, (dx, dy) in enumerate(layout.moves):
@@ -169,9 +151,10 @@ def test_the_arrows_of_an_environment_point_where_its_actions_lead(env: str, opt
 
 def test_an_expert_of_no_temperature_is_the_limit_of_cold_ones() -> None:
     world = make_world(IcyGridOptions(rewards=((12, -3.0),), ground=-1.0))
-    greedy = make_expert_episodes(SampledOptions(expert="greedy", num_episodes=1), world).policy
-    cold = make_expert_episodes(SampledOptions(expert="soft", temperature=1e-4, num_episodes=1), world).policy
-    assert greedy is not None
+    greedy, cold = (
+        make_expert_episodes(SampledOptions(num_episodes=1, **expert), world).policy
+        for expert in ({"expert": "greedy"}, {"expert": "soft", "temperature": 1e-4})
+    )
     clear = cold.max(axis=1) > 0.999  # elsewhere two ways are equally short
     assert clear.sum() > 10
     assert np.array_equal(greedy[clear].argmax(axis=1), cold[clear].argmax(axis=1))
@@ -209,7 +192,6 @@ def test_a_run_says_once_that_it_has_not_converged(tmp_path: Path, capsys: pytes
     run = {"folder": str(tmp_path / "run"), "plots": False}
     for method in ({"name": "causal", "max_iterations": 1}, {"name": "maxent", "max_iterations": 1}):
         config = posttrain.load_recipe(world={"size": 3, "ground": -2.0}, method=method, run={**run, "overwrite": True})
-        assert isinstance(config, IrlConfig)
         assert not posttrain.recover(config).recovered.converged
         said = capsys.readouterr().out
         assert said.count("onverged") == 1
@@ -220,7 +202,6 @@ def test_python_code_can_run_a_recipe_and_read_what_was_found(tmp_path: Path) ->
     world = {"size": 3, "ground": -2.0}
     run = {"folder": str(tmp_path / "run"), "plots": False}
     config = posttrain.load_recipe(world=world, demonstrations={"num_episodes": 10}, run=run)
-    assert isinstance(config, IrlConfig)
     done = posttrain.recover(config)
     assert done.summary["gap"] == done.recovered.gap
     assert done.world.mdp.num_states == 9

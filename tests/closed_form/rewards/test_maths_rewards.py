@@ -2,8 +2,10 @@
 
 import sys
 import warnings
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from posttrain.rewards.math_reward import (
     tower,
     without_dollars,
 )
-from posttrain.rewards.parsing.tags import answer_in, last_boxed
+from posttrain.rewards.parsing.final_answers import answer_in, last_boxed
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.sandbox.sandboxes import Sandboxes
 from tests.support.refusals import refused, warned
@@ -31,8 +33,8 @@ CORRECT, WRONG, REFUSED = AnswerOutcome.CORRECT, AnswerOutcome.WRONG, AnswerOutc
 QUICK = MathsReward(symbolic=False)
 
 
-def outcome(text: str, gold: object, *, finish: str = "stop") -> tuple[float | None, str]:
-    (graded,) = QUICK(completions=[text], finish_reasons=[finish], answer=[gold])
+def outcome(text: str, gold: object, *, finish: str = "stop", reward: MathsReward = QUICK) -> Any:
+    (graded,) = reward(completions=[text], finish_reasons=[finish], answer=[gold])
     return graded
 
 
@@ -90,17 +92,11 @@ def test_what_an_answer_earns(answer: str, gold: str, expected: AnswerOutcome) -
     assert outcome(rf"\boxed{{{answer}}}", gold) == (float(expected is CORRECT), expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("it is 12", None),  # the next token could have been a digit
-        (r"it is \boxed{12", None),
-        (r"it is \boxed{12} which", "12"),
-        ("<answer>12</answer> 1", "12"),
-    ],
-)
-def test_of_a_text_that_was_cut_off_no_last_number_is_read(text: str, expected: str | None) -> None:
-    assert answer_in(text, cut_off=True) == expected
+def test_of_a_text_that_was_cut_off_no_last_number_is_read() -> None:
+    for text in ("it is 12", r"it is \boxed{12"):  # the next token could have been a digit
+        assert answer_in(text, cut_off=True) is None
+    for text in (r"it is \boxed{12} which", "<answer>12</answer> 1"):
+        assert answer_in(text, cut_off=True) == "12"
 
 
 @pytest.mark.parametrize(
@@ -157,11 +153,11 @@ def test_what_may_be_right_is_asked_about(answer: str, gold: str) -> None:
 
 
 def test_letters_that_the_gold_answer_lacks_are_no_units() -> None:
-    assert other_letters("2x d", "2x")
-    assert other_letters(r"\text{yes} d", r"\text{yes}")
-    assert not other_letters("y = 2x", "2x")
-    assert not other_letters(r"\sqrt{2} d", r"\sqrt{2}")  # a gold value may have been asked for in days
-    assert not other_letters(r"\mathbb{R}", r"(-\infty, \infty)")
+    for answer, gold in (("2x d", "2x"), (r"\text{yes} d", r"\text{yes}")):
+        assert other_letters(answer, gold)
+    days = (r"\sqrt{2} d", r"\sqrt{2}")  # a gold value may have been asked for in them
+    for answer, gold in (("y = 2x", "2x"), days, (r"\mathbb{R}", r"(-\infty, \infty)")):
+        assert not other_letters(answer, gold)
 
 
 @pytest.mark.parametrize(
@@ -184,14 +180,20 @@ def test_how_many_powers_stand_on_each_other(text: str, height: int) -> None:
     assert tower(text) == height
 
 
-def test_how_math_verify_is_asked() -> None:
-    assert as_asked("1.50x + .5") == r"\frac{150}{100}x + \frac{5}{10}"
-    assert as_asked(r"45\degree, 45^\degree, 45°") == r"45^\circ, 45^\circ, 45^\circ"
-    assert as_asked("5.") == "5."
-    assert as_asked("1.2.3") == "1.2.3"
-    assert without_dollars(r"$$\sqrt{2}$$") == r"\sqrt{2}"
-    assert without_dollars(r"\$5x") == "5x"
-    assert without_dollars("$1$ and 2") == "$1$ and 2"
+@pytest.mark.parametrize(
+    ("asks", "text", "expected"),
+    [
+        (as_asked, "1.50x + .5", r"\frac{150}{100}x + \frac{5}{10}"),
+        (as_asked, r"45\degree, 45^\degree, 45°", r"45^\circ, 45^\circ, 45^\circ"),
+        (as_asked, "5.", "5."),
+        (as_asked, "1.2.3", "1.2.3"),
+        (without_dollars, r"$$\sqrt{2}$$", r"\sqrt{2}"),
+        (without_dollars, r"\$5x", "5x"),
+        (without_dollars, "$1$ and 2", "$1$ and 2"),
+    ],
+)
+def test_how_math_verify_is_asked(asks: Callable[[str], str], text: str, expected: str) -> None:
+    assert asks(text) == expected
 
 
 def test_what_is_missing_has_a_name() -> None:
@@ -211,8 +213,7 @@ def test_a_gold_answer_that_cannot_be_read_is_not_scored_and_named_once() -> Non
 
 
 def test_ground_truth_is_another_name_of_the_column() -> None:
-    (graded,) = QUICK(completions=["5"], finish_reasons=["stop"], ground_truth=[5])
-    assert graded == (1.0, CORRECT)
+    assert QUICK(completions=["5"], finish_reasons=["stop"], ground_truth=[5]) == [(1.0, CORRECT)]
 
 
 @pytest.mark.parametrize("piece", [r"\boxed{", "{", "<answer>", "1,", "\\", "-"])
@@ -243,8 +244,7 @@ SLOW = MathsReward(cpu_seconds=1.0)
     ],
 )
 def test_what_is_no_plain_number_is_compared_in_the_sandbox(answer: str, gold: str, expected: AnswerOutcome) -> None:
-    (found,) = SLOW(completions=[rf"\boxed{{{answer}}}"], finish_reasons=["stop"], answer=[gold])
-    assert found == (float(expected is CORRECT), expected)
+    assert outcome(rf"\boxed{{{answer}}}", gold, reward=SLOW) == (float(expected is CORRECT), expected)
 
 
 def test_a_comparison_that_does_not_end_is_killed_and_the_others_of_its_process_are_answered() -> None:
@@ -270,20 +270,7 @@ def compare_answers(gold, answer):
     asked = [Question("a", answer) for answer in ("a", "hang", "b", "crash", "a", "c")]
     with Sandboxes() as sandboxes:
         said = maths_slowly.compare_symbolically(asked, sandboxes, cpu_seconds=0.3)
-    assert said == [
-        "same",
-        "time_limit",
-        "different",
-        "crashed",
-        "same",
-        "different",
-    ]
-
-
-def graded(answer: str, gold: object) -> Graded:
-    (found,) = QUICK(completions=[rf"\boxed{{{answer}}}"], finish_reasons=["stop"], answer=[gold])
-    assert isinstance(found, Graded)
-    return found
+    assert said == ["same", "time_limit", "different", "crashed", "same", "different"]
 
 
 @pytest.mark.parametrize(
@@ -311,9 +298,9 @@ def graded(answer: str, gold: object) -> Graded:
     ],
 )
 def test_a_number_is_written_out_and_its_right_answer_is_paid(gold: object, answer: str) -> None:
-    assert graded(answer, gold) == (1.0, AnswerOutcome.CORRECT)
+    assert outcome(rf"\boxed{{{answer}}}", gold) == (1.0, CORRECT)
     for other in ("e-5", "e-05", "e+22", "1e-05", "n^2a", "nan"):
-        assert graded(other, gold).score == 0.0
+        assert outcome(rf"\boxed{{{other}}}", gold).score == 0.0
 
 
 @pytest.mark.parametrize(
@@ -323,7 +310,7 @@ def test_a_missing_answer_is_not_scored_and_nobody_is_warned(gold: object) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for answer in ("5", "n^2a", "nan", ""):
-            assert graded(answer, gold) == (None, AnswerOutcome.NO_GOLD)
+            assert outcome(rf"\boxed{{{answer}}}", gold) == (None, AnswerOutcome.NO_GOLD)
 
 
 @pytest.mark.parametrize(
@@ -358,10 +345,8 @@ def test_what_is_neither_text_nor_a_number_is_not_scored_and_named_once(gold: ob
 
 
 def test_functions_units_and_products_in_a_gold_answer_are_no_prose() -> None:
-    golds = (
-        *["sin 2x + abc", "5 cm", "60 km/h", "5 widgets", "x = 5 or x = 6", "2xyz + abc", r"5 \text{ red apples}"],
-        *["5 cm^2"],
-    )
+    golds = ["sin 2x + abc", "5 cm", "60 km/h", "5 widgets", "x = 5 or x = 6", "2xyz + abc", r"5 \text{ red apples}"]
+    golds += ["5 cm^2"]
     assert [gold for gold in golds if gold_answer(gold).text is None] == []
 
 

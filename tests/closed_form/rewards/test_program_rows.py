@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -58,14 +59,15 @@ def test_malformed_tests_are_told_by_row_and_key(tests: object, named: str) -> N
 
 
 def test_numbers_of_numpy_are_taken_as_pythons() -> None:
-    tests = read_tests(calls(cases=[{"args": [np.int64(1), 2], "expected": np.array([3])}]))
-    assert (tests.cases[0].arguments, tests.cases[0].expected) == ((1, 2), [3])
-    assert type(tests.cases[0].arguments[0]) is int  # type: ignore[index]  # a tuple
+    (case,) = read_tests(calls(cases=[{"args": [np.int64(1), 2], "expected": np.array([3])}])).cases
+    assert (case.arguments, case.expected) == ((1, 2), [3])
+    assert type(case.arguments[0]) is int
 
 
 def test_a_key_without_a_value_is_what_tables_have() -> None:
-    tests = read_tests(calls(tolerance=None, cases=[{"args": None, "kwargs": None, "expected": None, "input": None}]))
-    assert (tests.cases[0].arguments, tests.cases[0].expected) == ((), None)
+    nothing = dict.fromkeys(("args", "kwargs", "expected", "input"))
+    (case,) = read_tests(calls(tolerance=None, cases=[nothing])).cases
+    assert (case.arguments, case.expected) == ((), None)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +83,10 @@ def test_a_key_without_a_value_is_what_tables_have() -> None:
         (GOOD | {"tests": ["add"]}, "no test calls add"),
         (
             GOOD | {"tests": ["assert add({}, object()) == 3"]},
-            "tests[0] calls a function with values that are not plain data",
+            "tests[0] calls a function with values that are not",
         ),
         (GOOD | {"tests": ["assert add(1, 2) == 3", "assert False"]}, "tests[1] raises AssertionError"),
-        (
-            GOOD | {"tests": ["assert add(1, 2) == 3", "assert add(n, 2) == 3"]},
-            "tests[1] raises NameError: name 'n'",
-        ),
+        (GOOD | {"tests": ["assert add(1, 2) == 3", "assert add(n, 2) == 3"]}, "tests[1] raises NameError: name 'n'"),
         (GOOD | {"tests": ["x = add(1, 2)", "import os; os._exit(0)"]}, "tests[1] ends its process"),
         (GOOD | {"setup": "import os; os._exit(0)"}, "the setup ends its process"),
         (GOOD | {"setup": "while True: pass"}, "the setup does not end"),
@@ -162,16 +161,16 @@ def test_check_task_looks_at_rows_of_programs(tmp_path: Path, capsys: pytest.Cap
 ROWS: list[dict[str, Any]] = [
     json.loads(line) for line in (files("posttrain") / "assets" / "programs.jsonl").read_text("utf-8").splitlines()
 ]
-FAST = CodeReward(cpu_seconds=0.15)
 
 
-def outcomes(sources: list[str]) -> list[str]:
-    found = FAST(
-        completions=[f"```python\n{source}\n```" for source in sources],
-        finish_reasons=["stop"] * len(sources),
-        tests=[row["tests"] for row in ROWS],
-    )
+def outcomes(sources: Sequence[str], tests: Sequence[Any], *, reward: CodeReward) -> list[str]:
+    completions = [f"```python\n{source}\n```" for source in sources]
+    found = reward(completions=completions, finish_reasons=["stop"] * len(sources), tests=tests)
     return [str(getattr(one, "outcome", one)) for one in found]
+
+
+def outcomes_of_rows(sources: Sequence[str]) -> list[str]:
+    return outcomes(sources, [row["tests"] for row in ROWS], reward=CodeReward(cpu_seconds=0.15))
 
 
 def test_there_are_enough_of_every_kind_with_names_of_their_own() -> None:
@@ -182,7 +181,7 @@ def test_there_are_enough_of_every_kind_with_names_of_their_own() -> None:
 
 
 def test_each_is_solved_by_its_solution() -> None:
-    assert outcomes([row["solution"] for row in ROWS]) == [CodeOutcome.PASSED] * len(ROWS)
+    assert outcomes_of_rows([row["solution"] for row in ROWS]) == [CodeOutcome.PASSED] * len(ROWS)
 
 
 def constant(row: dict[str, Any]) -> str:
@@ -200,7 +199,7 @@ def constant(row: dict[str, Any]) -> str:
 def test_none_is_solved_by_a_cheap_guess(cheat: str) -> None:
     sources = {"empty": "pass", "endless": "while True: pass"}
     programs = [sources.get(cheat) or constant(row) for row in ROWS]
-    assert CodeOutcome.PASSED not in outcomes(programs)
+    assert CodeOutcome.PASSED not in outcomes_of_rows(programs)
 
 
 ADD = "def add(a, b):\n    return a + b\n"
@@ -208,13 +207,7 @@ PRINTS = "a, b = map(int, input().split())\nprint(a + b)\n"
 
 LAYOUTS: dict[str, tuple[dict[str, Any], str]] = {
     "our_own": ({"prompt": "Add.", "tests": {"kind": "stdio", "cases": [{"input": "1 2", "output": "3"}]}}, PRINTS),
-    "our_own_as_text": (
-        {
-            "prompt": "Add.",
-            "tests": json.dumps({"kind": "calls", "entry": "add", "cases": [{"args": [1, 2], "expected": 3}]}),
-        },
-        ADD,
-    ),
+    "our_own_as_text": ({"prompt": "Add.", "tests": json.dumps(calls())}, ADD),
     "human_eval": (
         {
             "task_id": "X/0",
@@ -230,11 +223,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str]] = {
         ADD,
     ),
     "mbpp_with_imports": (
-        {
-            "prompt": "Add two numbers.",
-            "test_imports": ["import math"],
-            "test_list": ["assert math.isclose(add(0.1, 0.2), 0.3)"],
-        },
+        {"prompt": "Add.", "test_imports": ["import math"], "test_list": ["assert math.isclose(add(0.1, 0.2), 0.3)"]},
         ADD,
     ),
     "apps_stdio": ({"question": "Add.", "input_output": json.dumps({"inputs": ["1 2\n"], "outputs": ["3\n"]})}, PRINTS),
@@ -260,12 +249,8 @@ def test_a_layout_is_read_and_its_problem_can_be_solved_and_failed(name: str) ->
     columns, solution = LAYOUTS[name]
     row = program_row(DatasetRow("here:1", columns))
     assert isinstance(row.columns["prompt"], str)
-    found = CodeReward(cpu_seconds=0.5)(
-        completions=[f"```python\n{source}\n```" for source in (solution, "def add(a, b): return -1")],
-        finish_reasons=["stop"] * 2,
-        tests=[row.columns["tests"]] * 2,
-    )
-    assert [getattr(one, "outcome", one) for one in found] == [CodeOutcome.PASSED, CodeOutcome.WRONG]
+    sources, tests = (solution, "def add(a, b): return -1"), [row.columns["tests"]] * 2
+    assert outcomes(sources, tests, reward=CodeReward(cpu_seconds=0.5)) == [CodeOutcome.PASSED, CodeOutcome.WRONG]
     # What the tests were made of is gone: a reward sees it once.
     assert not {"test", "test_list", "input_output", "public_tests"} & set(row.columns)
 
