@@ -23,7 +23,7 @@ from posttrain.rewards.math_reward import (
     tower,
     without_dollars,
 )
-from posttrain.rewards.parsing.final_answers import answer_in, last_boxed
+from posttrain.rewards.parsing.tags import answer_in, last_boxed
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.sandbox.sandboxes import Sandboxes
 from tests.support.refusals import refused, warned
