@@ -1,4 +1,8 @@
-"""Nothing that a session sets outlives it: what a module keeps for the whole process is listed here with its reason."""
+"""What a module keeps for the whole process, and the places that write files, are listed here with their reasons.
+
+Nothing that a session sets outlives it.  What writes and is not here goes through `runs/files.py`: beside and renamed,
+or appended where no link is followed.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -27,7 +31,6 @@ OF_A_PROCESS_OF_ITS_OWN = {
 CHANGES = {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"}
 CHANGES |= {"setdefault", "update"}
 MAKES_A_CONTAINER = {"dict", "list", "set", "defaultdict", "deque", "Counter", "OrderedDict", "WeakSet", "local"}
-
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -154,3 +157,55 @@ def test_state_of_a_module_is_found(source: str) -> None:
     names = module_names(module)
     changed = {name for _, name in changed_in_functions(module)} & names.keys()
     assert changed or any(is_empty_container(value) for value in names.values())
+
+
+WRITES = {"write_text", "write_bytes", "touch", "savefig", "save_file", "save_pretrained", "savez", "savez_compressed"}
+WRITES |= {"copyfile", "copytree", "write_table"}
+"""Functions that write to a path that they are given, or to a file that is open already."""
+WHOLE_FOLDER = "fills a folder that `whole_folder` or a checkpoint renames, or one that a caller in Python names"
+IN_MEMORY = "to memory, which `write_atomically` writes"
+WRITERS = {
+    "commands/evaluate.py": "to a pipe or a terminal that the user names; to a file by `write_atomically`",
+    "irl/demonstrations.py": "to a file that a caller in Python names",
+    "irl_runs/run.py": IN_MEMORY,
+    "known_code.py": "one write to the end of a file of the user's own",
+    "models/adapters/peft_format.py": WHOLE_FOLDER,
+    "models/adapters/peft_layers.py": WHOLE_FOLDER,
+    "models/classifiers/saved_classifier.py": WHOLE_FOLDER,
+    "models/loading/adapter_folder.py": WHOLE_FOLDER,
+    "models/loading/saving.py": WHOLE_FOLDER,
+    "runs/checkpoint.py": WHOLE_FOLDER,
+    "runs/interruption.py": "a log, to whose end a process writes; no link is followed",
+    "runs/files.py": "the writers that all others use",
+    "runs/folder.py": "the lock, no link is followed; makes empty journals where nothing is",
+    "runs/rollout_file.py": IN_MEMORY,
+    "runs/run_folder.py": "makes empty journals where nothing is",
+    "sandbox/probes.py": "bait in a temporary folder of its own",
+    "sandbox/inside/main.py": "/dev/null",
+    "sandbox/sandboxed_process.py": "a file in memory, which a program reads",
+    "tasks/row_files/generator_rows.py": "a pipe to the process that started it",
+    "training/critic.py": WHOLE_FOLDER,
+    "trl/peft_models.py": "peft's own save_pretrained, which a script calls",
+    "trl/saved_models.py": "into a checkpoint, to which `checkpoint-N` leads once all is written",
+}
+
+
+def writes(call: ast.Call) -> bool:
+    """Whether a call may write to a file."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name in WRITES:
+        return True
+    if name not in ("open", "fdopen"):
+        return False
+    said = [*call.args, *(each.value for each in call.keywords)]
+    modes = [each.value for each in said if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    flags = {each.attr for argument in said for each in ast.walk(argument) if isinstance(each, ast.Attribute)}
+    return any(set(mode) <= set("rwxabt+") and set(mode) & set("wxa+") for mode in modes) or bool(
+        flags & {"O_WRONLY", "O_RDWR", "O_CREAT", "O_APPEND"}
+    )
+
+
+def test_every_file_that_writes_is_known_and_says_why_it_may() -> None:
+    called = {path: (node for node in ast.walk(syntax(path)) if isinstance(node, ast.Call)) for path in SOURCES}
+    found = {str(path).partition("src/posttrain/")[2] for path, calls in called.items() if any(map(writes, calls))}
+    assert found == {*WRITERS}
