@@ -1,12 +1,11 @@
 """From a collected step to credit for each of its tokens: columns, evidence, and the algorithm's rule.
 
-A new column is a need, a branch of `step_columns` and a property where rules and terms read it.  What outlives a step
+A new column is a need, a row of `PROVIDERS` and a property where rules and terms read it.  What outlives a step
 is an `ActorCriticState`: plain numbers, saved with every checkpoint.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import cast
 
 import torch
@@ -147,6 +146,10 @@ def credit_metrics(
     return metrics
 
 
+TeacherPrompts = Sequence[Sequence[Tokens]] | None
+"""The prompts that a teacher sees in place of the policy's, group by group."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepModels:
     """Which columns are computed, and with what."""
@@ -161,6 +164,17 @@ class StepModels:
     """The one that sampled: log-probs and entropies are taken at it."""
     max_tokens: int
     """Tokens of a micro-batch."""
+
+    def logprobs(
+        self, policy: Policy, groups: Sequence[Group], teacher_prompts: TeacherPrompts = None
+    ) -> Float64[Tensor, " token"]:
+        temperature, max_tokens = self.temperature, self.max_tokens
+        return group_logprobs(
+            policy, groups, temperature=temperature, max_tokens=max_tokens, teacher_prompts=teacher_prompts
+        )
+
+
+Provider = Callable[[StepModels, Sequence[Group], TeacherPrompts], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,34 +266,52 @@ def penalties(
 
 
 def step_columns(
-    models: StepModels, groups: Sequence[Group], teacher_prompts: Sequence[Sequence[Tokens]] | None, clock: Clock
+    models: StepModels, groups: Sequence[Group], teacher_prompts: TeacherPrompts, clock: Clock
 ) -> dict[str, Tensor]:
-    """The columns of the needs by name: a number for every sampled token, in float64 on the CPU.
-
-    A teacher may see other prompts, given group by group.  The clock has a stage for each need.
-    """
+    """The columns of the needs by name: a number for every sampled token, in float64 on the CPU."""
     columns: dict[str, Tensor] = {}
-    logprobs = partial(group_logprobs, groups=groups, temperature=models.temperature, max_tokens=models.max_tokens)
-    if Need.REFERENCE_LOGPROBS in models.needs:
-        assert models.reference is not None
-        with clock("reference"), models.reference.entered() as reference:
-            columns["reference_logprobs"] = logprobs(reference)
-    if Need.TEACHER_LOGPROBS in models.needs:
-        assert models.teacher is not None
-        with clock("teacher"), models.teacher.entered() as teacher:
-            columns["teacher_logprobs"] = logprobs(teacher, teacher_prompts=teacher_prompts)
-    if Need.PROXIMAL_LOGPROBS in models.needs:
-        with clock("proximal"):
-            columns["proximal_logprobs"] = logprobs(models.policy)
-    if Need.VALUES in models.needs:
-        assert models.critic is not None
-        with clock("values"):
-            columns |= models.critic.of_groups(groups, max_tokens=models.max_tokens)
-    if Need.ENTROPY in models.needs:
-        forward = models.policy.forward
-        asked = ForwardNeeds(logprobs=False, temperature=models.temperature, gradient=False, entropies=True)
-        with clock("entropies"), torch.no_grad():
-            micros = completions_of(groups).split(models.max_tokens, padded=forward.padded)
-            found = [cast(Tensor, forward.completion_logprobs(micro, asked).entropies) for micro in micros]
-            columns["entropies"] = torch.cat([each.double().cpu() for each in found])
+    for need, (stage, provider) in PROVIDERS.items():
+        if need in models.needs:
+            with clock(stage):
+                columns |= provider(models, groups, teacher_prompts)
     return columns
+
+
+def reference_logprobs(models: StepModels, groups: Sequence[Group], _: TeacherPrompts) -> Mapping[str, Tensor]:
+    assert models.reference is not None
+    with models.reference.entered() as reference:
+        return {"reference_logprobs": models.logprobs(reference, groups)}
+
+
+def teacher_logprobs(models: StepModels, groups: Sequence[Group], prompts: TeacherPrompts) -> Mapping[str, Tensor]:
+    assert models.teacher is not None
+    with models.teacher.entered() as teacher:
+        return {"teacher_logprobs": models.logprobs(teacher, groups, prompts)}
+
+
+def proximal_logprobs(models: StepModels, groups: Sequence[Group], _: TeacherPrompts) -> Mapping[str, Tensor]:
+    return {"proximal_logprobs": models.logprobs(models.policy, groups)}
+
+
+def value_columns(models: StepModels, groups: Sequence[Group], _: TeacherPrompts) -> Mapping[str, Tensor]:
+    assert models.critic is not None
+    return models.critic.of_groups(groups, max_tokens=models.max_tokens)
+
+
+@torch.no_grad()
+def entropies(models: StepModels, groups: Sequence[Group], _: TeacherPrompts) -> Mapping[str, Tensor]:
+    forward = models.policy.forward
+    asked = ForwardNeeds(logprobs=False, temperature=models.temperature, gradient=False, entropies=True)
+    micros = completions_of(groups).split(models.max_tokens, padded=forward.padded)
+    found = [cast(Tensor, forward.completion_logprobs(micro, asked).entropies) for micro in micros]
+    return {"entropies": torch.cat([each.double().cpu() for each in found])}
+
+
+PROVIDERS: Mapping[Need, tuple[str, Provider]] = {
+    Need.REFERENCE_LOGPROBS: ("reference", reference_logprobs),
+    Need.TEACHER_LOGPROBS: ("teacher", teacher_logprobs),
+    Need.PROXIMAL_LOGPROBS: ("proximal", proximal_logprobs),
+    Need.VALUES: ("values", value_columns),
+    Need.ENTROPY: ("entropies", entropies),
+}
+"""By need: the clock's stage that its seconds count for, and the function that computes it."""
