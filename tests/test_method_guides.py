@@ -162,7 +162,7 @@ def test_each_flag_that_is_typed_exists(typed: str) -> None:
     name = words[words.index("--judge.name") + 1] if "--judge.name" in words else "reward"
     layers = [read_recipe("collect-countdown"), RecipeLayer(where="page", sections={"judge": {"name": name}})]
     known = flag_types(checked_sections(CollectConfig, merge(layers)), PROGRAM)
-    assert [flag for flag in given_flags(split_arguments(words).flags) if flag.path not in known] == []
+    assert [flag for flag in given_flags(split_arguments(words, PROGRAM).flags) if flag.path not in known] == []
 
 
 def test_what_the_guide_to_training_reward_models_shows_does_what_it_says(tmp_path, monkeypatch, capsys) -> None:
