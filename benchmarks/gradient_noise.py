@@ -56,13 +56,7 @@ BASELINES: Mapping[str, Mapping[str, Any]] = {
     "leave_one_out_of_4": {"name": "rloo", **SUMS},
     "leave_one_out_of_2": {"name": "rloo", **SUMS},
     "zscore": {"name": "grpo", **SUMS},
-    "critic": {
-        "name": "ppo",
-        "gae": {"lambda_policy": 1.0},
-        "whitening": "none",
-        "critic": {"trunk": "own"},
-        **SUMS,
-    },
+    "critic": {"name": "ppo", "gae": {"lambda_policy": 1.0}, "whitening": "none", "critic": {"trunk": "own"}, **SUMS},
 }
 SIBLINGS = {"leave_one_out_of_4": 4, "leave_one_out_of_2": 2}
 """Baselines that see fewer completions of a prompt: the same rollouts, in smaller groups."""

@@ -37,12 +37,7 @@ from posttrain.irl.grids import IcyGridWorld, tiles  # noqa: E402
 from posttrain.irl.gymnasium_table import read_gymnasium  # noqa: E402
 from posttrain.irl.maxent import MaxEntIRL  # noqa: E402
 from posttrain.irl.mdp import TabularMDP  # noqa: E402
-from posttrain.irl.planning import (  # noqa: E402
-    Problem,
-    soft_finite_horizon,
-    soft_policy_iteration,
-    value_iteration,
-)
+from posttrain.irl.planning import Problem, soft_finite_horizon, soft_policy_iteration, value_iteration  # noqa: E402
 
 GOAL, SIDE_PRIZE = 24, 8
 Result = TypeVar("Result")

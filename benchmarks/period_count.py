@@ -120,12 +120,7 @@ def measured(policy: Policy, base: Policy) -> dict[str, Any]:
         policy, list(options.openings), group_size=SAMPLES, seed=1, max_completion_tokens=SHORT
     )
     others = posttrain.generate(
-        policy,
-        list(options.held_out_openings),
-        group_size=SAMPLES,
-        seed=1,
-        max_completion_tokens=LONG,
-        temperature=0.8,
+        policy, list(options.held_out_openings), group_size=SAMPLES, seed=1, max_completion_tokens=LONG, temperature=0.8
     )
     return {
         "openings": found(trained) | drift(trained, base),

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chosen_mutants import MUTANTS, mutated
-from tests.chosen_mutants import TESTS as TESTS_OF_CHOSEN
+from tests.chosen_mutants import MUTANTS, TESTS as TESTS_OF_CHOSEN, mutated
 from tests.mutations import EQUIVALENT, mutants
 from tests.support.pages import one_test_of
 
@@ -54,11 +53,7 @@ ENTRY_POINTS = {
     "posttrain.trl.reward_trainer.__init__",
 }
 """Functions that people call with keywords of their choice, and that may therefore take more than six arguments."""
-ROWS_OF_THE_TABLE = {
-    "posttrain.algorithms.table",
-    "posttrain.algorithms.ppo",
-    "posttrain.algorithms.distillation",
-}
+ROWS_OF_THE_TABLE = {"posttrain.algorithms.table", "posttrain.algorithms.ppo", "posttrain.algorithms.distillation"}
 """Where rows of the table of algorithms are: a signature is the schema of a recipe's section there."""
 LINES_WITHOUT_DOCSTRING = 8
 STATEMENTS_WITHOUT_DOCSTRING = 2

@@ -17,62 +17,38 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posttrain.algorithms.algorithm import Algorithm as Algorithm
-    from posttrain.algorithms.credit import Credit as Credit
-    from posttrain.algorithms.credit import per_rollout as per_rollout
+    from posttrain.algorithms.credit import Credit as Credit, per_rollout as per_rollout
     from posttrain.algorithms.losses import ClipRange as ClipRange
-    from posttrain.algorithms.terms import LossTerm as LossTerm
-    from posttrain.algorithms.terms import policy_term as policy_term
+    from posttrain.algorithms.terms import LossTerm as LossTerm, policy_term as policy_term
     from posttrain.commands.collection.collection import collect as collect
     from posttrain.config import (
         CollectConfig as CollectConfig,
-    )
-    from posttrain.config import (
         Config as Config,
-    )
-    from posttrain.config import (
         DpoConfig as DpoConfig,
-    )
-    from posttrain.config import (
         IrlConfig as IrlConfig,
-    )
-    from posttrain.config import (
         RewardModelConfig as RewardModelConfig,
-    )
-    from posttrain.config import (
         SftConfig as SftConfig,
-    )
-    from posttrain.config import (
         as_recipe as as_recipe,
-    )
-    from posttrain.config import (
         load_recipe as load_recipe,
     )
-    from posttrain.generation.engine import Engine as Engine
-    from posttrain.generation.engine import Sampling as Sampling
-    from posttrain.generation.engine import SamplingTimeout as SamplingTimeout
+    from posttrain.generation.engine import Engine as Engine, Sampling as Sampling, SamplingTimeout as SamplingTimeout
     from posttrain.generation.generate import generate as generate
-    from posttrain.generation.request import Continuation as Continuation
-    from posttrain.generation.request import Sampled as Sampled
+    from posttrain.generation.request import Continuation as Continuation, Sampled as Sampled
     from posttrain.irl_runs.environment import LearnedReward as LearnedReward
     from posttrain.irl_runs.run import recover as recover
     from posttrain.models.policy import as_policy as as_policy
     from posttrain.needs import Need as Need
     from posttrain.records import Finish as Finish
-    from posttrain.rewards.grading.answers import ProcessReward as ProcessReward
-    from posttrain.rewards.grading.answers import Span as Span
+    from posttrain.rewards.grading.answers import ProcessReward as ProcessReward, Span as Span
     from posttrain.rewards.grading.function import reward_function as reward_function
-    from posttrain.rewards.model import RewardModel as RewardModel
-    from posttrain.rewards.model import RewardModelEnsemble as RewardModelEnsemble
+    from posttrain.rewards.model import RewardModel as RewardModel, RewardModelEnsemble as RewardModelEnsemble
     from posttrain.runs.reports import Run as Run
     from posttrain.runs.watchers import Watcher as Watcher
-    from posttrain.tasks.base import Probe as Probe
-    from posttrain.tasks.base import Reading as Reading
-    from posttrain.tasks.base import Task as Task
+    from posttrain.tasks.base import Probe as Probe, Reading as Reading, Task as Task
     from posttrain.training.dpo.dpo_run import train_dpo as train_dpo
     from posttrain.training.held_out import evaluate as evaluate
     from posttrain.training.reward_model.reward_run import train_reward_model as train_reward_model
-    from posttrain.training.rl import steps as steps
-    from posttrain.training.rl import train as train
+    from posttrain.training.rl import steps as steps, train as train
     from posttrain.training.sft.sft_run import train_sft as train_sft
 
 NAMES = {

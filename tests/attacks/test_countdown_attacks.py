@@ -4,8 +4,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from posttrain.rewards.countdown import CountdownSteps, countdown, countdown_last
 from posttrain.rewards.grading.answers import ProcessReward

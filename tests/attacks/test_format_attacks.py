@@ -3,8 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from posttrain.behaviours.behaviour_reader import MAX_CHARACTERS, BehaviourReader, PatternTimeout
 from posttrain.behaviours.behaviour_table import TABLE, chosen_rows

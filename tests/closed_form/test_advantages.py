@@ -51,12 +51,7 @@ LONELY = [[NAN, 5, NAN], [NAN, NAN, NAN]]
         (group_zscore, {"epsilon": 25 * ROOT3}, [[100, 0, 0, 0]], [[ROOT3 / 2] + [-1 / ROOT3 / 2] * 3]),
         # All rewards (0, 1, 3, 8) have mean 3 and squares 9 + 4 + 0 + 25; groups centre to ∓1/2 and ∓5/2.
         (batch_centred, {}, [[0, 1], [3, 8]], [[-3, -2], [0, 5]]),
-        (
-            batch_scaled,
-            {},
-            [[0, 1], [3, 8]],
-            [[-0.5 / SPREAD, 0.5 / SPREAD], [-2.5 / SPREAD, 2.5 / SPREAD]],
-        ),
+        (batch_scaled, {}, [[0, 1], [3, 8]], [[-0.5 / SPREAD, 0.5 / SPREAD], [-2.5 / SPREAD, 2.5 / SPREAD]]),
         # By 38/3 with the sample's, and 1 more for ε; one that nothing scored is not counted.
         (
             batch_scaled,

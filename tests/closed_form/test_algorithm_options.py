@@ -81,10 +81,7 @@ MISTAKES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"name": "grpo", "kl": {**IN_REWARD, "estimator": "full"}}, ("estimator = full", "only for place = loss")),
     ({"name": "grpo", "kl": {**IN_REWARD, "importance": "token"}}, ("importance = token", "only for place = loss")),
     ({"name": "grpo", "kl": {**IN_REWARD, "level": "completion"}}, ("level = completion", "only for place = loss")),
-    (
-        {"name": "grpo", "kl": {**KL, "estimator": "full", "importance": "token"}},
-        ("importance", "k1 or k2 or k3"),
-    ),
+    ({"name": "grpo", "kl": {**KL, "estimator": "full", "importance": "token"}}, ("importance", "k1 or k2 or k3")),
     ({"name": "grpo", "kl": {**KL, "estimator": "full", "level": "completion"}}, ("completion", "k1 or k2 or k3")),
     ({"name": "grpo", "kl": IN_REWARD, **ONE_BY_ONE}, ("kl.place = reward", "kl.place = loss")),
     ({"name": "dapo", **ONE_BY_ONE}, ("overlong", "`overlong: null`")),
@@ -112,10 +109,7 @@ MISTAKES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ),
     ({"name": "ppo", "adaptive_kl": {"target": 6.0}}, ("adaptive_kl", "estimator: k1, place: reward")),
     ({"name": "ppo", "adaptive_kl": {"target": 6.0}, "kl": KL}, ("adaptive_kl", "estimator: k1, place: reward")),
-    (
-        {"name": "ppo", "reward_scaling": {"centre": False, "scale": False, "clip": None}},
-        ("clip = null", "centre"),
-    ),
+    ({"name": "ppo", "reward_scaling": {"centre": False, "scale": False, "clip": None}}, ("clip = null", "centre")),
     ({"name": "ppo", "critic": {"trunk": "own", "through_trunk": False}}, ("through_trunk", "trunk = own")),
 ]
 

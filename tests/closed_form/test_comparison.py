@@ -42,10 +42,7 @@ from posttrain.options.model import AdapterOptions, ModelOptions
 from tests.support.refusals import refused
 from tests.support.sequences import doubles, spoken
 
-VARIANTS = {
-    "grpo": load_recipe(algorithm={"name": "grpo"}),
-    "rloo": load_recipe(algorithm={"name": "rloo"}),
-}
+VARIANTS = {"grpo": load_recipe(algorithm={"name": "grpo"}), "rloo": load_recipe(algorithm={"name": "rloo"})}
 
 
 def result(variant: str, seed: int, after: float, **others: Any) -> CellResult:

@@ -224,11 +224,7 @@ ROOT6 = math.sqrt(1.5 * 4)
         # The slope of ρk is ρ(k + 1 - e⁻ˣ) = ρx.
         ("token", (1.5 * K[0], 4 * K[1]), (1.5 * LN2, -4 * LN2)),
         # √6 for both, whose log each log π moves by 1/2: √6 (1 - e⁻ˣ + (k₁ + k₂)/2).
-        (
-            "sequence_mean",
-            (ROOT6 * K[0], ROOT6 * K[1]),
-            (ROOT6 * (1 / 2 + sum(K) / 2), ROOT6 * (-1 + sum(K) / 2)),
-        ),
+        ("sequence_mean", (ROOT6 * K[0], ROOT6 * K[1]), (ROOT6 * (1 / 2 + sum(K) / 2), ROOT6 * (-1 + sum(K) / 2))),
     ],
 )
 def test_an_estimate_is_weighed_with_the_ratio_that_is_asked_for(importance, values, slopes) -> None:

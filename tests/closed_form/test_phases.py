@@ -113,10 +113,7 @@ UNSTARTABLE: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": {"name": "distill", "teacher": {"model": "nowhere"}}}, "algorithm.teacher.model = nowhere: no"),
     ({"rewards": [{"model": "nowhere"}]}, "rewards[0].model = nowhere: no such folder"),
     (rows_of(path="gone/no.jsonl"), "task.path = gone/no.jsonl:"),
-    (
-        rows_of(sources=[{"path": "row.jsonl"}]),
-        "sources[0].path = row.jsonl: no such file of rows (did you mean rows",
-    ),
+    (rows_of(sources=[{"path": "row.jsonl"}]), "sources[0].path = row.jsonl: no such file of rows (did you mean rows"),
     (rows_of(path="some/folder/rows.txt"), "task.path = some/folder/rows.txt: no such file of rows"),
     ({"judge": {"name": "reward"}, "rewards": ["countdwn"], "collect": {"num_prompts": 2}}, "no reward function `coun"),
     (rows_of(path="run:first/preferences.jsonl"), "1-first/preferences.jsonl: phase first makes no preferences.jsonl"),

@@ -70,11 +70,7 @@ def test_the_credit_of_a_completion_that_earns_2_at_its_end(gae, token_rewards, 
 
 @pytest.mark.parametrize(
     ("options", "returns"),
-    [
-        ({}, [1.0, 1.0]),
-        ({"gae": {"truncated": "bootstrap"}}, [5.0, 1.0]),
-        ({"missing_stop_penalty": 0.5}, [0.5, 1.0]),
-    ],
+    [({}, [1.0, 1.0]), ({"gae": {"truncated": "bootstrap"}}, [5.0, 1.0]), ({"missing_stop_penalty": 0.5}, [0.5, 1.0])],
 )
 def test_a_cut_off_end_is_an_end_unless_it_is_bootstrapped(options, returns) -> None:
     cut = {"truncated": torch.tensor([[True, False]]), "final_values": doubles([4.0, 0.0])}

@@ -117,9 +117,7 @@ def test_turns_that_are_marked_as_not_learned_are_not_counted_and_no_score_can_l
 
 def test_the_thoughts_of_a_template_that_opens_them_are_the_answer_s() -> None:
     row = {"chosen": turns("a", "<think>\nb</think>1"), "rejected": turns("a", "2")}
-    assert shown(pairs_of([row], template=OPENING)) == [
-        (f"{ASKED}<think>\n", f"b</think>1{SAID}", f"2{SAID}"),
-    ]
+    assert shown(pairs_of([row], template=OPENING)) == [(f"{ASKED}<think>\n", f"b</think>1{SAID}", f"2{SAID}")]
 
 
 def test_margin_weight_and_other_columns_travel_with_a_pair() -> None:

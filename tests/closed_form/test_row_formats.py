@@ -5,8 +5,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from posttrain.tasks.prompt_content import LengthLimit
 from posttrain.tasks.row_files.row_formats import (

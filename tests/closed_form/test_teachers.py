@@ -253,9 +253,7 @@ def test_every_row_with_a_ratio_takes_a_correction_and_needs_no_pass_without(nam
 
 def test_a_corrected_term_reports_what_it_reported_without() -> None:
     term = LossTerm(
-        name="mine",
-        per_token=lambda view: view.logprobs,
-        measures=lambda view: {"own/half": view.logprobs / 2},
+        name="mine", per_token=lambda view: view.logprobs, measures=lambda view: {"own/half": view.logprobs / 2}
     )
     columns = {"behaviour_logprobs": doubles(-1, -1), "proximal_logprobs": doubles(-1, -2)}
     view = view_of(doubles(-1, -4), torch.tensor([0, 0]), advantages=doubles(1, 1), **columns)

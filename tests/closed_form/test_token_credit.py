@@ -106,13 +106,7 @@ PENALTIES = [[1.0, -0.25, 0.0, -0.25], [0.0, 1.0, 0.0]]
         # Without steps a penalty is all that tokens earned.
         ({}, [1.0, 1.0], [[0.0, -0.25, -0.25], [0.0]], None, [[-1.0, -1.0, -1.0], [1.0]]),
         # A completion that nothing scored has no steps.
-        (
-            {},
-            [0.5, 0.5, nan],
-            [*OF_STEPS, [9.0]],
-            [*STEPS, [9.0]],
-            [[0.0, -1.0, -1.0, 0.0], [0.0, 0.0, -1.0], [0.0]],
-        ),
+        ({}, [0.5, 0.5, nan], [*OF_STEPS, [9.0]], [*STEPS, [9.0]], [[0.0, -1.0, -1.0, 0.0], [0.0, 0.0, -1.0], [0.0]]),
     ],
 )
 def test_steps_are_normalised_over_the_group_and_summed_from_the_token_on(

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from posttrain.cli import main
 from posttrain.commands.collection import prompt_sampler

@@ -14,8 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from posttrain.cli import main
-from posttrain.commands import cells
-from posttrain.commands import phases as phases_command
+from posttrain.commands import cells, phases as phases_command
 from posttrain.commands.cells import Cell
 from posttrain.config.recipes import find_recipe
 from tests.support.accidents import Accident

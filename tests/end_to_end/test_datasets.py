@@ -15,8 +15,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.options.dataset import DatasetOptions
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.row_files.rows import read_rows, rows_digest
-from tests.support.dataset_rows import SUMS, json_lines
-from tests.support.dataset_rows import task_of_rows as task
+from tests.support.dataset_rows import SUMS, json_lines, task_of_rows as task
 from tests.support.refusals import refused
 
 ASK, YES, NO = (

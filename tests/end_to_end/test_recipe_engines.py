@@ -15,8 +15,7 @@ import posttrain
 from posttrain.binding import module_from
 from posttrain.config import DpoConfig
 from posttrain.errors import RunError
-from posttrain.generation.engine import PAGE as PAGE_OF_CHANGE
-from posttrain.generation.engine import Sampling, SamplingTimeout, require_engine, sample_groups
+from posttrain.generation.engine import PAGE as PAGE_OF_CHANGE, Sampling, SamplingTimeout, require_engine, sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import gap_metrics, most_of
 from posttrain.generation.request import Request, Sampled

@@ -27,8 +27,7 @@ from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.options.training import SftOptions
 from posttrain.runs.planned_memory import sft_setup
 from tests.support.every_family import small_config, small_model
-from tests.support.memory_probe import PROMPT_TOKENS
-from tests.support.memory_probe import __name__ as probe
+from tests.support.memory_probe import PROMPT_TOKENS, __name__ as probe
 from tests.support.model_folders import family_folder, small_folder
 from tests.support.refusals import refused
 from tests.support.tiny import request, some_prompts, tokenizer

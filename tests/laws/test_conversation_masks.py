@@ -7,8 +7,7 @@ that drop thoughts or rewrite earlier turns, tokens that merge where the answer 
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tokenizers import pre_tokenizers
 
 from posttrain.models.conversation_masks import Dialogue, Masking

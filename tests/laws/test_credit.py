@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from posttrain.algorithms import advantages
 from posttrain.algorithms.advantages import decoupled_zscore, group_zscore, scores_differ, sums_differ

@@ -5,8 +5,7 @@ from itertools import combinations, permutations
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from posttrain.options.task import Demonstrator
 from posttrain.rewards.countdown import HIT, MISS, STEP, Countdown, Outcome, countdown_outcome, read_try

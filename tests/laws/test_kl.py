@@ -5,8 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from posttrain.algorithms.correction import MASK_LEVEL, Correction, correction_weights
 from posttrain.algorithms.kl import ESTIMATORS, k1, k2, k3, of_completions

@@ -18,8 +18,7 @@ from posttrain.errors import RunError
 from posttrain.models import forward as forward_module
 from posttrain.needs import MissingColumn, Need
 from posttrain.records import Rollout
-from posttrain.training import credited_step, learner
-from posttrain.training import update as update_module
+from posttrain.training import credited_step, learner, update as update_module
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.update import Objective
 from tests.support import tiny

@@ -10,8 +10,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.kl import k1

@@ -1,8 +1,7 @@
 """Prompts are rendered whole, tokenised once, and open with the model's special tokens exactly once."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 

@@ -4,8 +4,7 @@ from collections import Counter
 from itertools import accumulate
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from posttrain.generation.request import StreamKey, philox_key, uniform_table
 from posttrain.tasks.draw_order import DrawOrder, quotas_of

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from posttrain.algorithms import advantages, kl, losses
 from posttrain.algorithms.advantages import Overlong, overlong_punishment

@@ -22,18 +22,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
 
-from tests.support.families import (
-    ALTERNATING,
-    COMMON,
-    CONFIGS,
-    LATENT,
-    LINEAR,
-    LONG,
-    MOE,
-    ROPE,
-    WINDOW,
-    randomise,
-)
+from tests.support.families import ALTERNATING, COMMON, CONFIGS, LATENT, LINEAR, LONG, MOE, ROPE, WINDOW, randomise
 
 SIZES = {
     1: "n_group topk_group encoder_layers first_k_dense_replace mamba_n_groups depth",

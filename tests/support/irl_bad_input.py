@@ -142,8 +142,7 @@ CALLS: dict[str, Call] = {
         irl.TabularMDP.from_sparse, {"transitions": GRID.transitions, "num_actions": 4, "start": 0, "terminal": [8]}
     ),
     "TabularMDP.from_dense": Call(
-        irl.TabularMDP.from_dense,
-        {"probabilities": DENSE, "layout": "state action next", "start": 0, "terminal": [8]},
+        irl.TabularMDP.from_dense, {"probabilities": DENSE, "layout": "state action next", "start": 0, "terminal": [8]}
     ),
     "IcyGridWorld": Call(irl.IcyGridWorld, {"size": 3, "slip": 0.1, "start": 0, "terminal": [8]}),
     "GridWorld": Call(irl.GridWorld, {"size": 3, "start": 0, "terminal": [8]}),
@@ -192,8 +191,7 @@ CALLS: dict[str, Call] = {
         {"mdp": GRID, "features": np.ones((36, 2)), "ends": np.ones((9, 2))},
     ),
     "MaxCausalEntIRL": Call(
-        irl.MaxCausalEntIRL,
-        {name: getattr(FITTER, name) for name in irl.MaxCausalEntIRL.__dataclass_fields__},
+        irl.MaxCausalEntIRL, {name: getattr(FITTER, name) for name in irl.MaxCausalEntIRL.__dataclass_fields__}
     ),
     "MaxCausalEntIRL.fit": Call(FITTER.fit, {**FITTED, "demonstrations": WALKS, "watch": None}),
     "MaxCausalEntIRL.fit_moments": Call(FITTER.fit_moments, {**FITTED, "moments": FIT.expected, "watch": None}),
@@ -249,13 +247,7 @@ CALLS: dict[str, Call] = {
     "NeuralIRL": Call(NeuralIRL, NEURAL),
     "NeuralIRL.fit": Call(
         trained,
-        {
-            "mdp": GRID,
-            "network": torch.nn.Linear(9, 1),
-            "inputs": torch.eye(9),
-            "demonstrations": WALKS,
-            "watch": None,
-        },
+        {"mdp": GRID, "network": torch.nn.Linear(9, 1), "inputs": torch.eye(9), "demonstrations": WALKS, "watch": None},
     ),
 }
 

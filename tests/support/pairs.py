@@ -57,8 +57,7 @@ def one_row_at_a_time(policy: Policy, pairs: Sequence[Preference]) -> OfPairs:
         return plain_logprobs(policy.model, pair.prompt.tokens, answer.tokens)[torch.tensor(answer.sampled)].sum()
 
     return OfPairs(
-        torch.stack([of(pair, pair.chosen) for pair in pairs]),
-        torch.stack([of(pair, pair.rejected) for pair in pairs]),
+        torch.stack([of(pair, pair.chosen) for pair in pairs]), torch.stack([of(pair, pair.rejected) for pair in pairs])
     )
 
 

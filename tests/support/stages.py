@@ -80,11 +80,7 @@ def stages_with(
     policy = tiny_policy() if policy is None else policy
     made = algorithm if isinstance(algorithm, Algorithm) else build_algorithm(algorithm)
     rollout = RolloutOptions(
-        prompts_per_step=5,
-        group_size=4,
-        max_completion_tokens=LIMIT,
-        on_reward_error=on_error,
-        temperature=temperature,
+        prompts_per_step=5, group_size=4, max_completion_tokens=LIMIT, on_reward_error=on_error, temperature=temperature
     )
     collector = Collector(
         task or Tokens(),

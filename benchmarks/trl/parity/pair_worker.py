@@ -22,12 +22,7 @@ from parity_recording import Recording, encoded, trained_parameters
 from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
-from transformers import (
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3ForSequenceClassification,
-)
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
 
 PACKAGES = ("trl", "torch", "transformers", "peft")
@@ -81,12 +76,7 @@ def result(name: str, case: dict[str, Any], data: dict[str, Any], folder: Path) 
         "began": began,
         "reference": encoded(dict(more["ref_model"].named_parameters())) if case["reference"] else None,
         "updates": [
-            {
-                "loss": losses[i],
-                "gradient": encoded(recorded.gradients[i]),
-                "log": numbers(logs[i]),
-            }
-            for i in range(2)
+            {"loss": losses[i], "gradient": encoded(recorded.gradients[i]), "log": numbers(logs[i])} for i in range(2)
         ],
         "weights": encoded(trained_parameters(trainer.model)),
         "evaluated": numbers(evaluated),

@@ -104,11 +104,7 @@ def cases() -> dict[str, dict[str, Any]]:
         "rloo with a KL, normalised": {**RLOO_KL, "normalize_advantages": True, "learning_rate": 0.2},
         "rloo with a KL, rewards clipped": {**RLOO_KL, "reward_clip_range": [0.25, 0.8]},
         "rloo with a KL, some unscored": RLOO_KL,
-        "rloo in micro-batches": {
-            **RLOO_KL,
-            "per_device_train_batch_size": 4,
-            "gradient_accumulation_steps": 3,
-        },
+        "rloo in micro-batches": {**RLOO_KL, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3},
         "rloo with a KL, truncated masked": {**RLOO_KL, **MASKED},
     }
     return made

@@ -10,11 +10,7 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config
 train_dataset = Dataset.from_list(rows)
 test_dataset = Dataset.from_list(rows[:2])
 
-model_config = ModelConfig(
-    model_name_or_path="models/policy",
-    dtype="float32",
-    use_peft=True,
-)
+model_config = ModelConfig(model_name_or_path="models/policy", dtype="float32", use_peft=True)
 training_args = GRPOConfig(
     output_dir="runs/todays-rules",
     learning_rate=5e-7,

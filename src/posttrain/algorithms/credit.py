@@ -268,12 +268,7 @@ def scaled(centred: Sequence[Tensor], scored: Bool[Tensor, " group"], scale: Sca
     return [part / largest / (spread + scale.epsilon / largest) for part in centred]
 
 
-def step_advantages(
-    completion: Callable[[Tensor], Tensor],
-    *,
-    scale: Scale,
-    step_weight: float = 1.0,
-) -> CreditRule:
+def step_advantages(completion: Callable[[Tensor], Tensor], *, scale: Scale, step_weight: float = 1.0) -> CreditRule:
     """GRPO with process supervision: the normalised rewards of the steps that end with a token or later.
 
         A_it = A(r_i) + w Σ_{j: end(j) ≥ t} (s_ij - mean S) / (std S + ε)        S: all steps of the group's completions

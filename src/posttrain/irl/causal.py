@@ -87,12 +87,7 @@ class MaxCausalEntIRL:
         return fit
 
     def fit_moments(
-        self,
-        mdp: TabularMDP,
-        reward: LinearReward,
-        moments: arguments.Numbers,
-        *,
-        watch: Watch | None = None,
+        self, mdp: TabularMDP, reward: LinearReward, moments: arguments.Numbers, *, watch: Watch | None = None
     ) -> Fit:
         """Fit exact features of a policy, per episode from the world's start: the dual only."""
         if self.objective != "dual":

@@ -182,11 +182,7 @@ def distribution_kl(
 
 
 def full_kl(
-    hidden: Float[Tensor, "token hidden"],
-    output_layer: OutputLayer,
-    reference: NextTokens,
-    *,
-    temperature: float = 1.0,
+    hidden: Float[Tensor, "token hidden"], output_layer: OutputLayer, reference: NextTokens, *, temperature: float = 1.0
 ) -> Float[Tensor, " token"]:
     """KL(π‖π_ref) of whole next-token distributions, in nats per row; `reference` predicts the same tokens."""
 

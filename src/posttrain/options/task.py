@@ -103,10 +103,7 @@ class SentencesOptions(Bounded):
     name: Literal["sentences"] = "sentences"
     openings: tuple[str, ...] = ("The weather today is", "I think that", "Once upon a time", "In my opinion")
     """Beginnings that are trained on, in turn; by default those of a well-known course."""
-    held_out_openings: tuple[str, ...] = (
-        "The most important thing about science is",
-        "I went to the store and bought",
-    )
+    held_out_openings: tuple[str, ...] = ("The most important thing about science is", "I went to the store and bought")
     """Beginnings that are never trained on."""
     held_out_size: PositiveInt = 64
     """Completions of held-out beginnings, in turn, in an evaluation; each is one problem."""

@@ -326,8 +326,7 @@ SHAPING: dict[str, AttackExample] = {
         generic_known=("praise for itself", "code that raises"),
     ),
     "countdown_credit": countdown_example(
-        *COUNTDOWN.answers,
-        Answer("an answer that is near", thought("3 * 4 + 5"), known=True),
+        *COUNTDOWN.answers, Answer("an answer that is near", thought("3 * 4 + 5"), known=True)
     ),
     "countdown_steps": countdown_example(
         Answer("a search that finds the target", thought("", "3*4=12,12+5=17.\n3+4=7,7+5=12!\n"), right=True),

@@ -21,8 +21,7 @@ from posttrain.config.recipes import RUN_RECIPE
 from posttrain.config.run_trust import keep_recipe
 from posttrain.errors import RunError, UserError
 from posttrain.runs.files import TEMPORARY, LineJournal, reading, sync_folder, write_atomically, writing
-from posttrain.runs.run_inputs import FILE as INPUTS
-from posttrain.runs.run_inputs import RunInputs
+from posttrain.runs.run_inputs import FILE as INPUTS, RunInputs
 
 LOCK = ".posttrain.lock"
 """Held by the writer while it lives; it also marks a folder as one that posttrain made and may clear."""

@@ -8,8 +8,7 @@ from itertools import pairwise
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TextColumn
 from rich.text import Text
 
 SHOWN = (

@@ -201,13 +201,7 @@ class Remote:
     def run_for(self, code: str, stdin: str, seconds: float) -> Execution:
         """The end of a run that has some seconds by the clock."""
         began = time.monotonic()
-        body = {
-            "code": code,
-            "language": "python",
-            "stdin": stdin,
-            "run_timeout": seconds,
-            "compile_timeout": seconds,
-        }
+        body = {"code": code, "language": "python", "stdin": stdin, "run_timeout": seconds, "compile_timeout": seconds}
         try:
             reply = self.asked(json.dumps(body).encode(), timeout=seconds + GRACE_SECONDS)
             return read_reply(reply, time.monotonic() - began, seconds)

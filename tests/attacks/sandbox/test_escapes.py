@@ -12,8 +12,7 @@ import pytest
 
 import posttrain
 from posttrain.rewards.code.code_reward import CodeReward
-from posttrain.sandbox import process_pool as pools
-from posttrain.sandbox import replay_sandbox
+from posttrain.sandbox import process_pool as pools, replay_sandbox
 from posttrain.sandbox.backends import CommandBackend, Container
 from posttrain.sandbox.elsewhere import Remote
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process, ServerOptions

@@ -15,11 +15,7 @@ from tests.support.refusals import refused
 
 # Two states and an end; action 0 goes on, action 1 stays with probability .7 (state 0) or ends.
 TABLE = np.array(
-    [
-        [[0.0, 1.0, 0.0], [0.7, 0.0, 0.3]],
-        [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]],
-        [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]],
-    ]
+    [[[0.0, 1.0, 0.0], [0.7, 0.0, 0.3]], [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]], [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]]
 )
 
 

@@ -4,13 +4,7 @@ import pytest
 
 from posttrain.errors import UserError
 from posttrain.records import Finish
-from posttrain.rewards.countdown import (
-    CountdownCredit,
-    CountdownSteps,
-    Outcome,
-    countdown,
-    countdown_last,
-)
+from posttrain.rewards.countdown import CountdownCredit, CountdownSteps, Outcome, countdown, countdown_last
 from posttrain.rewards.grading.answers import Span
 from posttrain.rewards.shaping import FormatOutcome, graded_format, last_format, strict_format
 from tests.support.refusals import refused

@@ -81,10 +81,7 @@ def test_a_key_without_a_value_is_what_tables_have() -> None:
         (GOOD | {"tests": ["assert ad(1, 2) == 3  # add"]}, "tests[0] raises NameError"),
         (GOOD | {"tests": ["assert 1 == 2, add"]}, "tests[0] raises AssertionError"),
         (GOOD | {"tests": ["add"]}, "no test calls add"),
-        (
-            GOOD | {"tests": ["assert add({}, object()) == 3"]},
-            "tests[0] calls a function with values that are not",
-        ),
+        (GOOD | {"tests": ["assert add({}, object()) == 3"]}, "tests[0] calls a function with values that are not"),
         (GOOD | {"tests": ["assert add(1, 2) == 3", "assert False"]}, "tests[1] raises AssertionError"),
         (GOOD | {"tests": ["assert add(1, 2) == 3", "assert add(n, 2) == 3"]}, "tests[1] raises NameError: name 'n'"),
         (GOOD | {"tests": ["x = add(1, 2)", "import os; os._exit(0)"]}, "tests[1] ends its process"),

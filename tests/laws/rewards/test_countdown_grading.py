@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from posttrain.rewards.countdown import Countdown, Outcome, countdown, countdown_outcome, puzzle
 from posttrain.rewards.parsing.arithmetic import literals, postfix, value

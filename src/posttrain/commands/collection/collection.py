@@ -30,8 +30,7 @@ from posttrain.runs.folder import Folder, lock_folder, saved_recipe
 from posttrain.runs.interruption import Interruption, interruptible
 from posttrain.runs.progress import Progress
 from posttrain.runs.reports import Run, peak_memory_bytes, versions
-from posttrain.runs.run_inputs import FILE as INPUTS
-from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, require_same_inputs
+from posttrain.runs.run_inputs import FILE as INPUTS, RunInput, RunInputs, class_name, code_input, require_same_inputs
 
 COMPLETIONS, ANSWERS, VOTES = "completions.jsonl", "answers.jsonl", "votes.jsonl"
 PREFERENCES, TIES = "preferences.jsonl", "ties.jsonl"

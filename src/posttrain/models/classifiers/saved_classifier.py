@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers.processors import Sequence as Processors
-from tokenizers.processors import TemplateProcessing
+from tokenizers.processors import Sequence as Processors, TemplateProcessing
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 

@@ -15,11 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import (  # type: ignore[attr-defined]
-    HfHubHTTPError,
-    HTTPError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, RevisionNotFoundError  # type: ignore[attr-defined]
 
 from posttrain.errors import UserError
 from posttrain.options.model import BUNDLED, BUNDLED_MODELS

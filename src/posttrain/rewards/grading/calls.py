@@ -5,8 +5,7 @@ import itertools
 import math
 import time
 from collections.abc import MutableMapping, MutableSequence, MutableSet, Sequence, Set
-from copy import Error as CopyError
-from copy import deepcopy
+from copy import Error as CopyError, deepcopy
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any

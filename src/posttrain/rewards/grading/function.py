@@ -114,12 +114,7 @@ class RewardFunction:
 
 
 def reward_function(
-    call: Callable[..., object],
-    *,
-    name: str = "",
-    weight: float = 1.0,
-    text_only: bool = False,
-    **settings: object,
+    call: Callable[..., object], *, name: str = "", weight: float = 1.0, text_only: bool = False, **settings: object
 ) -> RewardFunction:
     """A callable as a reward function; its default name is `__name__`, or an object's class.
 

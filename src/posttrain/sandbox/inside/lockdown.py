@@ -140,10 +140,7 @@ def leave_file_system(version: int) -> None:
 
 HOST_NAME = "sandbox"
 EXECUTABLE = "/usr/bin/python3"
-STAT = {
-    "x86_64": struct.Struct("QQQIII4xQqqq6Q24x"),
-    "aarch64": struct.Struct("QQIIIIQ8xqi4xq6Q8x"),
-}
+STAT = {"x86_64": struct.Struct("QQQIII4xQqqq6Q24x"), "aarch64": struct.Struct("QQIIIIQ8xqi4xq6Q8x")}
 """`struct stat`: 144 and 128 bytes."""
 
 

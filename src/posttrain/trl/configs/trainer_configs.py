@@ -76,9 +76,7 @@ class SampledFields(TrainingFields):
     use_transformers_paged: Annotated[bool, CONTINUOUS] = False
     # Names that these classes had once, and scripts still use.
     max_prompt_length: Annotated[
-        int | None,
-        ints(1),
-        old_name("task.max_prompt_tokens, task.over_long", "cuts longer prompts from the left."),
+        int | None, ints(1), old_name("task.max_prompt_tokens, task.over_long", "cuts longer prompts from the left.")
     ] = None
     num_sample_generations: Annotated[int | None, KEPT] = None
     wandb_log_unique_prompts: Annotated[bool, KEPT] = False
