@@ -8,22 +8,10 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl import arguments
+from posttrain.irl import arguments, planning
 from posttrain.irl.linear_solvers import Divergence
 from posttrain.irl.linear_systems import next_state_table, policy_system
 from posttrain.irl.mdp import SUM_TOLERANCE, Start, TabularMDP, check_start, reachable, start_distribution
-from posttrain.irl.planning import (
-    UNBOUNDED,
-    Policy,
-    Problem,
-    action_values,
-    at_ends,
-    greedy_policy,
-    per_action,
-    reward_array,
-    soft_policy_iteration,
-    value_iteration,
-)
 
 REMEDY = "Use a lower discount or a horizon"
 
@@ -56,10 +44,10 @@ def occupancy_from(
         visits: ndarray = policy_system(mdp, acting, discount).solve(starts, "T")
     except Divergence as error:
         raise Divergence(f"occupancy diverges at discount {discount}: {error}. {REMEDY}") from error
-    if not np.abs(visits).max() < UNBOUNDED:
+    if not np.abs(visits).max() < planning.UNBOUNDED:
         raise Divergence(
-            f"occupancy diverges at discount {discount}: an episode of this policy visits some state {UNBOUNDED:.0e}"
-            f" times or more. {REMEDY}"
+            f"occupancy diverges at discount {discount}: an episode of this policy visits some state"
+            f" {planning.UNBOUNDED:.0e} times or more. {REMEDY}"
         )
     return visits
 
@@ -86,7 +74,9 @@ def finite_occupancy(
     return visits
 
 
-def visited_states(mdp: TabularMDP, policy: Policy, start: Float[ndarray, " state"]) -> Bool[ndarray, " state"]:
+def visited_states(
+    mdp: TabularMDP, policy: planning.Policy, start: Float[ndarray, " state"]
+) -> Bool[ndarray, " state"]:
     """The states that a policy visits.  Raises Divergence where it never ends from one of them."""
     edges = next_state_table(mdp, policy)
     edges.eliminate_zeros()
@@ -98,7 +88,7 @@ def visited_states(mdp: TabularMDP, policy: Policy, start: Float[ndarray, " stat
     return visited
 
 
-def policy_array(mdp: TabularMDP, given: arguments.Numbers) -> Policy:
+def policy_array(mdp: TabularMDP, given: arguments.Numbers) -> planning.Policy:
     """A policy as an array, with a distribution over actions for every state that is not terminal."""
     arguments.require_kind(mdp, TabularMDP, "mdp")
     policy = arguments.real_array(given, "the policy")
@@ -122,7 +112,9 @@ def policy_divergence(
     Σ_s D_π(s) KL(π(·|s) ‖ π'(·|s)),   π and π' the soft-optimal policies of `reward` and of `other`
     """
     first, second = (
-        soft_policy_iteration(Problem(mdp=mdp, reward=reward_array(mdp, r), discount=discount, temperature=temperature))
+        planning.soft_policy_iteration(
+            planning.Problem(mdp=mdp, reward=planning.reward_array(mdp, r), discount=discount, temperature=temperature)
+        )
         for r in (reward, other)
     )
     logs = [(plan.problem.backup(plan.values) - plan.values[:, None]) / temperature for plan in (first, second)]
@@ -132,17 +124,17 @@ def policy_divergence(
 
 def policy_value(mdp: TabularMDP, reward: arguments.Numbers, policy: arguments.Numbers, *, discount: float) -> float:
     """What an episode of a policy earns, without entropy: Σ_s,a D(s) π(a|s) r(s,a), and what its end pays."""
-    paid, visits = reward_array(mdp, reward), occupancy(mdp, policy, discount=discount)
+    paid, visits = planning.reward_array(mdp, reward), occupancy(mdp, policy, discount=discount)
     acting = np.where(mdp.terminal[:, None], 0.0, visits[:, None] * policy_array(mdp, policy))
-    earned = (acting * per_action(mdp, paid)).sum()
-    return float(earned + visits @ at_ends(mdp, paid))
+    earned = (acting * planning.per_action(mdp, paid)).sum()
+    return float(earned + visits @ planning.at_ends(mdp, paid))
 
 
 def expected_value_difference(
     mdp: TabularMDP, reward: arguments.Numbers, policy: arguments.Numbers, *, discount: float
 ) -> float:
     """How much less a policy earns than the best one, V*(start) - V^π(start), in units of the true `reward`."""
-    best = float(value_iteration(mdp, reward, discount=discount) @ mdp.start)
+    best = float(planning.value_iteration(mdp, reward, discount=discount) @ mdp.start)
     return best - policy_value(mdp, reward, policy, discount=discount)
 
 
@@ -152,8 +144,8 @@ def transfer_loss(mdp: TabularMDP, reward: arguments.Numbers, learned: arguments
     Give another world than the one it was learned in, with other slips or another start, to see whether the reward was
     learned or only the behaviour.
     """
-    values = value_iteration(mdp, learned, discount=discount)
-    policy = greedy_policy(mdp, action_values(mdp, learned, values, discount=discount))
+    values = planning.value_iteration(mdp, learned, discount=discount)
+    policy = planning.greedy_policy(mdp, planning.action_values(mdp, learned, values, discount=discount))
     return expected_value_difference(mdp, reward, policy, discount=discount)
 
 

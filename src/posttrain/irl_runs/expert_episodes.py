@@ -5,19 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from posttrain.errors import UserError
+from posttrain.irl import planning
 from posttrain.irl.array_files import read_arrays
 from posttrain.irl.course import expert_policy
 from posttrain.irl.demonstrations import FIELDS, Demonstrations
 from posttrain.irl.episode_sampling import sample_demonstrations
-from posttrain.irl.planning import (
-    Policy,
-    Problem,
-    Reward,
-    action_values,
-    greedy_policy,
-    soft_policy_iteration,
-    value_iteration,
-)
 from posttrain.irl_runs.worlds import World
 from posttrain.options.irl import DemonstrationOptions, RecordedOptions, SampledOptions
 
@@ -30,9 +22,9 @@ class ExpertEpisodes:
     """Episodes, and the expert behind them where the world's rewards are known."""
 
     episodes: Demonstrations
-    reward: Reward | None
+    reward: planning.Reward | None
     """The expert's reward, in a world that ends: arriving in an end pays once."""
-    policy: Policy | None
+    policy: planning.Policy | None
     discount: float
     """Of the expert."""
 
@@ -59,20 +51,20 @@ def make_expert_episodes(options: DemonstrationOptions, world: World) -> ExpertE
     return ExpertEpisodes(episodes=episodes, reward=reward, policy=policy, discount=options.discount)
 
 
-def expert(options: SampledOptions, world: World, rewards: Reward) -> tuple[Policy, Reward]:
+def expert(options: SampledOptions, world: World, rewards: planning.Reward) -> tuple[planning.Policy, planning.Reward]:
     """The expert's policy, and its reward in a world that ends."""
     mdp, discount = world.mdp, options.discount
     if options.expert == "soft":
-        problem = Problem(mdp=mdp, reward=rewards, discount=discount, temperature=options.temperature)
-        return soft_policy_iteration(problem).policy, rewards
+        problem = planning.Problem(mdp=mdp, reward=rewards, discount=discount, temperature=options.temperature)
+        return planning.soft_policy_iteration(problem).policy, rewards
     if options.expert == "greedy":
-        values = value_iteration(mdp, rewards, discount=discount)
-        return greedy_policy(mdp, action_values(mdp, rewards, values, discount=discount)), rewards
+        values = planning.value_iteration(mdp, rewards, discount=discount)
+        return planning.greedy_policy(mdp, planning.action_values(mdp, rewards, values, discount=discount)), rewards
     grid = world.endless
     assert grid is not None, "IrlConfig sees to that"
     if discount == 1:
         raise UserError("demonstrations.discount = 1: the course's expert is paid in ends for ever; use less than 1")
-    values = value_iteration(grid.mdp, rewards, discount=discount, tolerance=COURSE_TOLERANCE)
+    values = planning.value_iteration(grid.mdp, rewards, discount=discount, tolerance=COURSE_TOLERANCE)
     for_ever = rewards.copy()
     for_ever[grid.ends] /= 1 - discount  # the worth of staying there
     return expert_policy(grid.intended, values, steepness=options.steepness), for_ever

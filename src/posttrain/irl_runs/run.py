@@ -27,17 +27,9 @@ from posttrain.config import IrlConfig
 from posttrain.irl.counting import in_world
 from posttrain.irl.demonstrations import FIELDS
 from posttrain.irl.minimisers import Watch
+from posttrain.irl_runs import methods
 from posttrain.irl_runs.expert_episodes import ExpertEpisodes, make_expert_episodes
 from posttrain.irl_runs.irl_progress import IrlProgress
-from posttrain.irl_runs.methods import (
-    RecoveredReward,
-    demonstrated_visits,
-    expected_visits,
-    fit_reward,
-    least_gap,
-    linear_reward,
-    policy_measures,
-)
 from posttrain.irl_runs.worlds import World, make_world
 from posttrain.runs.files import LineJournal
 from posttrain.runs.folder import Folder, saved_recipe
@@ -104,7 +96,7 @@ class IrlRun:
     folder: Path
     world: World
     expert: ExpertEpisodes
-    recovered: RecoveredReward
+    recovered: methods.RecoveredReward
     summary: Mapping[str, object]
     """The content of summary.json."""
 
@@ -127,15 +119,15 @@ def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
         with clock("demonstrations"), progress.stage("demonstrations"):
             expert = make_expert_episodes(config.demonstrations, world)
             in_world(expert.episodes, world.mdp)  # for its errors, before anything long begins
-            features = linear_reward(config.features, world)
+            features = methods.linear_reward(config.features, world)
             num_features = features.bound(world.mdp).num_features
         progress.start(config, world, expert, num_features)
         with clock("fit"), progress.stage("fit") as watch:
             seen = watched_by(watchers, watch) if watchers else watch
-            recovered = fit_reward(config.method, world, features, expert.episodes, seen)
+            recovered = methods.fit_reward(config.method, world, features, expert.episodes, seen)
         with clock("measures"), progress.stage("measures"):
-            numbers = policy_measures(world, expert, recovered)
-            numbers["least_gap"] = least_gap(recovered) if config.run.least_gap else None
+            numbers = methods.policy_measures(world, expert, recovered)
+            numbers["least_gap"] = methods.least_gap(recovered) if config.run.least_gap else None
         folder.begin(saved_recipe(config))  # only now: neither a mistake nor an interruption costs an earlier run
         write_irl_results(folder, world, expert, recovered)
         if config.run.plots:
@@ -170,12 +162,14 @@ def watched_by(watchers: Sequence["Watcher"], watch: Watch) -> Watch:
     return both
 
 
-def write_irl_results(folder: IrlFolder, world: World, expert: ExpertEpisodes, recovered: RecoveredReward) -> None:
+def write_irl_results(
+    folder: IrlFolder, world: World, expert: ExpertEpisodes, recovered: methods.RecoveredReward
+) -> None:
     """Write the curve of the fit, the episodes, and the reward with its policy and visits."""
     folder.write_curve(recovered.curve)
     episodes = expert.episodes
     folder.write_arrays("demonstrations.npz", {name: getattr(episodes, name) for name in FIELDS})
-    visits = expected_visits(world.mdp, recovered.policy)
+    visits = methods.expected_visits(world.mdp, recovered.policy)
     arrays = {
         "weights": recovered.weights,
         "reward": recovered.reward,
@@ -183,7 +177,7 @@ def write_irl_results(folder: IrlFolder, world: World, expert: ExpertEpisodes, r
         "expected": recovered.expected,
         "moments": recovered.moments,
         "states": world.mdp.states,
-        "demonstrated_visits": demonstrated_visits(world, expert),
+        "demonstrated_visits": methods.demonstrated_visits(world, expert),
     }
     arrays |= {} if visits is None else {"visits": visits}
     arrays |= {} if expert.reward is None else {"expert_reward": np.asarray(expert.reward)}
@@ -191,7 +185,11 @@ def write_irl_results(folder: IrlFolder, world: World, expert: ExpertEpisodes, r
 
 
 def run_summary(
-    config: IrlConfig, world: World, expert: ExpertEpisodes, recovered: RecoveredReward, numbers: Mapping[str, object]
+    config: IrlConfig,
+    world: World,
+    expert: ExpertEpisodes,
+    recovered: methods.RecoveredReward,
+    numbers: Mapping[str, object],
 ) -> dict[str, object]:
     mdp, lengths = world.mdp, expert.episodes.lengths
     return {
