@@ -133,7 +133,7 @@ def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
     """getrusage counts both: a run started by a program of 400 MB would report at least that."""
     held = bytearray(400_000_000)
     held[::4096] = b"x" * len(held[::4096])
-    program = "from posttrain.runs.reports import peak_memory_bytes; print(peak_memory_bytes())"
+    program = "from posttrain.runs.progress import peak_memory_bytes; print(peak_memory_bytes())"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert int(ran.stdout) < 300_000_000
 

@@ -4,6 +4,7 @@ A config is made of the small numbers below, as far as its class has options of 
 needs besides.  Families that `families` has a model of are made as there.
 """
 
+from copy import deepcopy
 from dataclasses import fields
 from typing import Any
 
@@ -202,7 +203,7 @@ def small_config(label: str, **others: Any) -> PreTrainedConfig:
     """The config of a row's model."""
     kind, changes = VARIANTS.get(label, (label, {}))
     options = OF_FAMILIES[kind] if kind in OF_FAMILIES else small_options(kind)
-    return AutoConfig.for_model(kind, **{**options, **changes, **others})
+    return AutoConfig.for_model(kind, **deepcopy({**options, **changes, **others}))  # it writes into what it is given
 
 
 def small_model(label: str) -> PreTrainedModel:

@@ -28,8 +28,7 @@ from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import SftOptions, UpdateOptions
 from posttrain.records import Example, Prompt, TokenSequence
 from posttrain.rewards.grading.grade import reward_function
-from posttrain.runs.progress import Clock
-from posttrain.runs.reports import peak_memory_bytes
+from posttrain.runs.progress import Clock, peak_memory_bytes
 from posttrain.tasks.base import Task
 from posttrain.training.collector import Collector, CollectorSettings, no_journal
 from posttrain.training.fit import learn

@@ -33,8 +33,7 @@ from posttrain.irl_runs.irl_progress import IrlProgress
 from posttrain.irl_runs.worlds import World, make_world
 from posttrain.runs.files import LineJournal
 from posttrain.runs.folder import Folder, saved_recipe
-from posttrain.runs.progress import Clock
-from posttrain.runs.reports import peak_memory_bytes
+from posttrain.runs.progress import Clock, peak_memory_bytes
 
 if TYPE_CHECKING:
     from posttrain.runs.watchers import Watcher

@@ -1,10 +1,13 @@
-"""A live display of a run in a terminal, plain lines anywhere else; and the time of its stages."""
+"""A live display of a run in a terminal, plain lines anywhere else; the time of its stages, and its memory."""
 
+import resource
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -211,3 +214,13 @@ def sparkline(values: Sequence[float]) -> str:
 def visible(text: str) -> str:
     """The text with control characters, which could steer a terminal, escaped as \\x1b and the like."""
     return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def peak_memory_bytes() -> int:
+    """Peak physical memory of this process so far, without graphics memory."""
+    status = Path("/proc/self/status")
+    if status.is_file():  # on Linux, getrusage also counts the parent process
+        (peak,) = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
+        return int(peak) * 1024
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024  # kilobytes elsewhere

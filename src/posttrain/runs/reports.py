@@ -1,8 +1,6 @@
 """Reports for watchers: of a step, an evaluation, a checkpoint and the end; and summary.json, for other programs."""
 
 import platform
-import resource
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from posttrain.options.model import run_model
 from posttrain.records import Grades, Group, Preference
+from posttrain.runs.progress import peak_memory_bytes
 
 Metrics = Mapping[str, float]
 
@@ -215,16 +214,6 @@ def headline(results: Mapping[str, object], prefix: str = "") -> tuple[str, floa
         if isinstance(value, int | float):
             return name, float(value)
     return None
-
-
-def peak_memory_bytes() -> int:
-    """Peak physical memory of this process so far, without graphics memory."""
-    status = Path("/proc/self/status")
-    if status.is_file():  # on Linux, getrusage also counts the parent process
-        (peak,) = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
-        return int(peak) * 1024
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024  # kilobytes elsewhere
 
 
 def versions() -> dict[str, str]:

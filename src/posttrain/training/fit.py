@@ -28,7 +28,8 @@ from posttrain.runs.files import writing
 from posttrain.runs.folder import interrupted_lines, saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.planned_memory import held_by, machine_memory, memory_line, memory_warning
-from posttrain.runs.reports import Run, StepReport, peak_memory_bytes, versions
+from posttrain.runs.progress import peak_memory_bytes
+from posttrain.runs.reports import Run, StepReport, versions
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.tracker import require_trackers

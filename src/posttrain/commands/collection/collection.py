@@ -28,8 +28,8 @@ from posttrain.runs import named_inputs
 from posttrain.runs.files import LineJournal
 from posttrain.runs.folder import Folder, lock_folder, saved_recipe
 from posttrain.runs.interruption import Interruption, interruptible
-from posttrain.runs.progress import Progress
-from posttrain.runs.reports import Run, peak_memory_bytes, versions
+from posttrain.runs.progress import Progress, peak_memory_bytes
+from posttrain.runs.reports import Run, versions
 from posttrain.runs.run_inputs import FILE as INPUTS, RunInput, RunInputs, class_name, code_input, require_same_inputs
 
 COMPLETIONS, ANSWERS, VOTES = "completions.jsonl", "answers.jsonl", "votes.jsonl"
