@@ -15,6 +15,7 @@ from posttrain.generation.decoder_steps import KeyValueSlots, StaticSteps
 from posttrain.generation.decoding_rows import PrefilledPrompts, Steps
 from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.parity import engine_in_parity
 from posttrain.generation.request import StreamKey
 from posttrain.models.policy import Policy
 from posttrain.options.rollout import SamplingParams
@@ -305,3 +306,14 @@ def test_logits_that_are_no_numbers_stop_the_run() -> None:
 
 
 # How tokens are drawn.
+
+
+def test_steps_of_fixed_shapes_sample_again_after_their_log_probs_were_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The comparison must not leave copies of weights that only inference mode may write."""
+    monkeypatch.setattr(engine_module, "steps_for", StaticSteps)
+    engine = engine_in_parity(tiny_policy("qwen3", dtype=torch.float32), max_rows=4, longest=12)
+    before = sample_groups(engine, some_prompts((3, 5)), request(2, 4))
+    engine.policy.output_layer.matrix.detach().mul_(-3)
+    assert sample_groups(engine, some_prompts((3, 5)), request(2, 4)) != before

@@ -14,13 +14,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from posttrain.algorithms.advantages import (
-    Deviation,
-    decoupled_zscore,
-    leave_one_out,
-    leave_one_out_zscore,
-    standardised,
-)
+from posttrain.algorithms.advantages import Deviation, leave_one_out, leave_one_out_zscore, standardised
 from posttrain.errors import RunError, UserError
 from posttrain.needs import StepColumns
 
@@ -129,8 +123,10 @@ def per_rollout(advantage: Callable[[Tensor], Tensor], *, shaping: Shaping | Non
     return credit
 
 
-def per_function(*, deviation: Deviation, epsilon: float) -> CreditRule:
-    """`decoupled_zscore` of each completion, for every one of its tokens."""
+def per_function(
+    advantage: Callable[[Float64[Tensor, "function prompt group"], Float64[Tensor, " function"]], Tensor],
+) -> CreditRule:
+    """Lift a rule of scores and weights, to one advantage for each completion, to every one of its tokens."""
 
     def credit(evidence: Evidence) -> Credit:
         if evidence.token_rewards is not None:
@@ -138,7 +134,7 @@ def per_function(*, deviation: Deviation, epsilon: float) -> CreditRule:
                 "reward_aggregation = normalize_then_sum normalises scores, and a reward also gave token rewards or"
                 " spans. Use sum_then_normalize."
             )
-        advantages = decoupled_zscore(evidence.scores, evidence.weights, deviation=deviation, epsilon=epsilon)
+        advantages = advantage(evidence.scores, evidence.weights)
         return Credit(advantages.flatten().repeat_interleave(evidence.lengths.flatten()))
 
     return credit

@@ -1,4 +1,9 @@
-"""PPO with a value head: the row of the table, and its credit rule."""
+"""PPO with a value head: the row of the table, its credit rule, and generalised advantage estimation (GAE).
+
+Sampled tokens of all completions lie one after the other; `rollout` says whose each is.  A token is an action, what
+comes before it a state: V_t is what was expected of the completion before token t, r_t what the token earned.  Tokens
+that were given between two sampled ones are part of the later one's state, so γλ counts once per sampled token.
+"""
 
 import math
 from dataclasses import dataclass

@@ -59,7 +59,7 @@ def decoupled(
         if conflict:
             raise UserError(f"{conflict}: reward_aggregation = normalize_then_sum divides scores by group. {remedy}")
     assert deviation != "none"
-    credit = per_function(deviation=deviation, epsilon=epsilon)
+    credit = per_function(partial(advantages.decoupled_zscore, deviation=deviation, epsilon=epsilon))
     return replace(algorithm, credit=credit, informative=advantages.scores_differ)
 
 

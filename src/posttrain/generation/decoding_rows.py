@@ -45,7 +45,7 @@ class Slots(Protocol):
 
 @runtime_checkable
 class Steps(Protocol):
-    """A model's forward pass, seen from the sampler."""
+    """A model's forward pass, seen from the sampler; `prefill` and `step` are called in inference mode."""
 
     def refresh(self) -> None:
         """Read the policy's weights anew; called before every sampling."""

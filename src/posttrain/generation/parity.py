@@ -124,9 +124,11 @@ def tried_length(policy: Policy, longest: int) -> int:
     return min(longest, max([USUAL_TOKENS, *bounds]))
 
 
-@torch.inference_mode()
 def largest_gap(engine: InProcessEngine, longest: int) -> float:
-    """Greatest difference of a token's log-prob from the model's own, row by row, in nats; see `ROUTED_SHARE`."""
+    """Greatest difference of a token's log-prob from the model's own, row by row, in nats; see `ROUTED_SHARE`.
+
+    Only the trainer's passes are in inference mode here: the engine's copies of weights are written again later.
+    """
     policy = engine.policy
     prompts = list(probe_prompts(policy, longest))
     request = GroupRequest(
@@ -141,6 +143,7 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
     plain = replace(policy, forward=PlainForward(policy.model, policy.compute_dtype))
 
     @cache
+    @torch.inference_mode()
     def by_itself(prompt: Tokens, tokens: Tokens) -> Tensor:
         return plain.completion_logprobs(Completions([prompt], [tokens], [0])).double().cpu()
 
@@ -151,7 +154,8 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         tokens = [rollout.tokens for rollout in rollouts]
         sampled = torch.tensor([value for rollout in rollouts for value in rollout.logprobs], dtype=torch.float64)
-        trained = policy.completion_logprobs(Completions(prompts_read, tokens, place)).double().cpu()
+        with torch.inference_mode():
+            trained = policy.completion_logprobs(Completions(prompts_read, tokens, place)).double().cpu()
         truth = torch.cat([by_itself(prompts_read[i], each) for i, each in zip(place, tokens, strict=True)])
         gaps += [(each - truth).abs().nan_to_num(nan=torch.inf) for each in (sampled, trained)]
     return max(most_of(each) if is_rounded_mixture(policy) else each.max().item() for each in gaps)

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from posttrain.batch import Batch
 from posttrain.models.adapters.in_force import in_update, input_dropouts, name_tokens
 from posttrain.models.adapters.lora import token_keys
 from posttrain.models.adapters.peft_layers import adapted_names
@@ -25,6 +24,23 @@ from posttrain.models.shared_prompt.attention import PackedAttention, PackedLayo
 from posttrain.models.shared_prompt.decoder import Decoder
 
 Tokens = Sequence[int]
+
+
+@runtime_checkable
+class CompletionBatch(Protocol):
+    """What a forward pass reads: a `posttrain.batch.Batch`, or `Completions`, which documents the fields."""
+
+    @property
+    def prompts(self) -> Sequence[Tokens]: ...
+
+    @property
+    def completions(self) -> Sequence[Tokens]: ...
+
+    @property
+    def prompt_of(self) -> Sequence[int]: ...
+
+    @property
+    def sampled(self) -> Bool[Tensor, " token"] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +55,6 @@ class Completions:
     """The prompt that each completion continues."""
     sampled: Bool[Tensor, " token"] | None = None
     """Which completion tokens are predicted; None means all.  The others are only read."""
-
-
-CompletionBatch = Batch | Completions
-"""What a forward pass reads; `Completions` documents the fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ class TokenizerRenderer:
     ) -> None:
         self.tokenizer, self.most_tokens = tokenizer, most_tokens
         self.template, self.template_options = chat_templates.read_template(tokenizer, template_options or {})
-        """Empty if the model has none, and further arguments, such as `enable_thinking`."""
+        """The template, empty if the model has none; and its further arguments, such as `enable_thinking`."""
         self.prefix = opening_tokens(tokenizer)
 
     def render(

@@ -260,23 +260,24 @@ def open_session(config: Config, caller: CallerObjects = NO_CALLER, *, inference
             keep_token_columns=config.run.keep_token_columns,
         )
         learner = Learner(policy, algorithm, settings, own_optimizer=caller.optimizer)
+        session = Session(
+            config=config,
+            caller=caller,
+            policy=policy,
+            model_name=name,
+            engine=engine,
+            algorithm=algorithm,
+            task=task,
+            rewards=rewards,
+            resources=resources,
+            threads=threads,
+            collector=Collector(task, engine, rewards, collector, resources=resources),
+            learner=learner,
+            trained=trained_by_reward(learner),
+            behaviours=behaviours,
+        )
         opened.pop_all()  # the session closes them
-    return Session(
-        config=config,
-        caller=caller,
-        policy=policy,
-        model_name=name,
-        engine=engine,
-        algorithm=algorithm,
-        task=task,
-        rewards=rewards,
-        resources=resources,
-        threads=threads,
-        collector=Collector(task, engine, rewards, collector, resources=resources),
-        learner=learner,
-        trained=trained_by_reward(learner),
-        behaviours=behaviours,
-    )
+        return session
 
 
 def require_training_by_reward(config: object) -> None:

@@ -122,7 +122,7 @@ def update(
 
 
 def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Observations) -> Float[Tensor, ""]:
-    """The micro-batch's share of the update's loss, for `backward` alone; see `models.gradients`."""
+    """The micro-batch's share of the update's loss, for `backward` alone; see `gradients_in_place`."""
     return torch.stack(list(micro_losses(policy, micro, objective, observed))).sum()
 
 

@@ -65,9 +65,8 @@ class TokenDropout:
         features = (_mixed(torch.arange(flat.shape[1], device=x.device) * STEP + self.key) >> 32).to(torch.int32)
         at_once = max(1, (CUDA_ELEMENTS if x.is_cuda else TILE_ELEMENTS) // flat.shape[1])
         for part, given, row in zip(made.split(at_once), flat.split(at_once), rows.split(at_once), strict=True):
-            mixed = (
-                row[:, None] ^ features
-            )  # then MurmurHash3's finaliser but for its last step: it changes no high bit
+            # MurmurHash3's finaliser but for its last step, which changes no high bit.
+            mixed = row[:, None] ^ features
             mixed ^= (mixed >> 16) & 0xFFFF
             mixed *= 0x85EBCA6B - 2**32
             mixed ^= (mixed >> 13) & 0x7FFFF

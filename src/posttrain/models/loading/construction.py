@@ -1,8 +1,8 @@
 """Making model objects one at a time, and which parameters are trained and in which types the others are held.
 
 While transformers makes or loads a model it changes parts of torch for the whole process (initialisers, tied weights,
-the seed): two sessions that open at once in threads would get models without weights.  `text_part`
-is the causal language model inside a model that reads pictures or sound too.
+the seed): two sessions that open at once in threads would get models without weights.  `text_part` is the causal
+language model inside a model that reads pictures or sound too.
 """
 
 import threading

@@ -14,9 +14,9 @@ The decoder reads weights and calls no module of the model except its rotary emb
 exactly: plain low-rank adapters, layers in 4 bits and the family's own.  Anything else is refused, never guessed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, cast
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -30,6 +30,54 @@ PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", 
 """A family's usual classes."""
 SAME_ANGLES = "every layer"
 """Name of the rotary angles of models that have one kind."""
+
+
+def no_windows(config: PreTrainedConfig) -> list[int | None]:
+    return [None] * config.num_hidden_layers
+
+
+def one_window(config: PreTrainedConfig) -> list[int | None]:
+    return [config.sliding_window] * config.num_hidden_layers
+
+
+def windows_by_layer(config: PreTrainedConfig) -> list[int | None]:
+    return [config.sliding_window if kind == "sliding_attention" else None for kind in config.layer_types]
+
+
+def same_angles(config: PreTrainedConfig) -> list[str | None]:
+    return [SAME_ANGLES] * config.num_hidden_layers
+
+
+def angles_by_layer(config: PreTrainedConfig) -> list[str | None]:
+    return list(config.layer_types)
+
+
+def angles_in_some_layers(config: PreTrainedConfig) -> list[str | None]:
+    return [SAME_ANGLES if turned else None for turned in config.no_rope_layers]
+
+
+def no_angles(config: PreTrainedConfig) -> list[str | None]:
+    return [None] * config.num_hidden_layers
+
+
+def usual_scale(config: PreTrainedConfig) -> float | None:
+    return None
+
+
+def scale_of_config(config: PreTrainedConfig) -> float | None:
+    return cast(float, config.query_pre_attn_scalar**-0.5)
+
+
+def scale_if_asked(config: PreTrainedConfig) -> float | None:
+    return None if config.scale_attn_weights else 1.0
+
+
+def no_soft_cap(config: PreTrainedConfig) -> float | None:
+    return None
+
+
+def soft_cap_of_config(config: PreTrainedConfig) -> float | None:
+    return cast(float | None, config.attn_logit_softcapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,34 +146,18 @@ class Family:
     scaled_embedding: str | None = None
     """Class of an embedding whose rows are multiplied by its `embed_scale`."""
 
-    windows: Literal["none", "one", "by layer"] = "none"
-    """Layers with the config's window: none, all, or those of its `layer_types`."""
-    scale: Literal["usual", "config", "if asked"] = "usual"
-    """Of scores: 1/√width, the config's, or 1 unless the config asks for the usual one."""
-    soft_cap: bool = False
-    """Whether scores have the config's cap."""
-    angles: Literal["same", "by layer", "some layers", "none"] = "same"
-    """Layers' rotary angles: one kind for all, one for each of the `layer_types`, one for some layers, or none."""
+    windows: Callable[[PreTrainedConfig], Sequence[int | None]] = no_windows
+    """Of each layer; this and the next three are functions of the config."""
+    scale: Callable[[PreTrainedConfig], float | None] = usual_scale
+    """Of scores; None is 1/√width."""
+    soft_cap: Callable[[PreTrainedConfig], float | None] = no_soft_cap
+    angles: Callable[[PreTrainedConfig], Sequence[str | None]] = same_angles
 
     def layer_kinds(self, config: PreTrainedConfig) -> tuple[LayerKind, ...]:
-        scale, soft_cap = None, config.attn_logit_softcapping if self.soft_cap else None
-        windows: list[int | None] = [
-            config.sliding_window if self.windows == "one" else None
-        ] * config.num_hidden_layers
-        angles: list[str | None] = [SAME_ANGLES if self.angles == "same" else None] * config.num_hidden_layers
-        if self.windows == "by layer":
-            windows = [config.sliding_window if kind == "sliding_attention" else None for kind in config.layer_types]
-        if self.angles == "by layer":
-            angles = list(config.layer_types)
-        elif self.angles == "some layers":
-            angles = [SAME_ANGLES if turned else None for turned in config.no_rope_layers]
-        if self.scale == "config":
-            scale = config.query_pre_attn_scalar**-0.5
-        elif self.scale == "if asked" and not config.scale_attn_weights:
-            scale = 1.0
+        scale, soft_cap = self.scale(config), self.soft_cap(config)
         return tuple(
-            LayerKind(AttentionKind(window, scale, soft_cap), angle)
-            for window, angle in zip(windows, angles, strict=True)
+            LayerKind(AttentionKind(window, scale, soft_cap), angles)
+            for window, angles in zip(self.windows(config), self.angles(config), strict=True)
         )
 
 
@@ -139,9 +171,9 @@ GEMMA2 = Family(
     norm_in_float32=True,
     activation_option="hidden_activation",
     scaled_embedding="TextScaledWordEmbedding",
-    windows="by layer",
-    scale="config",
-    soft_cap=True,
+    windows=windows_by_layer,
+    scale=scale_of_config,
+    soft_cap=soft_cap_of_config,
 )
 
 GPT2 = Family(
@@ -172,24 +204,24 @@ GPT2 = Family(
     activation="act",
     activation_option="activation_function",
     activations=("gelu_new", "gelu_pytorch_tanh"),
-    scale="if asked",
-    angles="none",
+    scale=scale_if_asked,
+    angles=no_angles,
 )
 
 FAMILIES = {
     "gpt2": GPT2,
     "llama": Family(package="llama", prefix="Llama"),
-    "mistral": Family(package="mistral", prefix="Mistral", windows="one"),
-    "qwen2": Family(package="qwen2", prefix="Qwen2", windows="by layer"),
-    "qwen3": Family(package="qwen3", prefix="Qwen3", windows="by layer", query_key_norm="heads"),
-    "smollm3": Family(package="smollm3", prefix="SmolLM3", windows="by layer", angles="some layers"),
+    "mistral": Family(package="mistral", prefix="Mistral", windows=one_window),
+    "qwen2": Family(package="qwen2", prefix="Qwen2", windows=windows_by_layer),
+    "qwen3": Family(package="qwen3", prefix="Qwen3", windows=windows_by_layer, query_key_norm="heads"),
+    "smollm3": Family(package="smollm3", prefix="SmolLM3", windows=windows_by_layer, angles=angles_in_some_layers),
     "phi3": Family(
         package="phi3",
         prefix="Phi3",
         qkv=("qkv_proj",),
         gate_up=("gate_up_proj",),
         activation="activation_fn",
-        windows="one",
+        windows=one_window,
     ),
     "olmo2": Family(
         package="olmo2",
@@ -208,8 +240,8 @@ FAMILIES = {
         prefix="Gemma3",
         parts=("ForCausalLM", "TextModel", *PARTS[2:]),
         query_key_norm="heads",
-        soft_cap=False,  # its attention ignores the config's cap
-        angles="by layer",
+        soft_cap=no_soft_cap,  # its attention ignores the config's cap
+        angles=angles_by_layer,
     ),
 }
 """By `config.model_type`."""
