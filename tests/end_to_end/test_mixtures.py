@@ -14,7 +14,7 @@ from posttrain.options.dataset import DatasetOptions, GeneratedOptions, Generato
 from posttrain.records import Prompt
 from posttrain.runs.named_inputs import read_named_input, rows_of_task
 from posttrain.tasks.dataset import DatasetTask, GeneratedTask
-from posttrain.tasks.row_files.generator_rows import generated_rows, row_maker_answer, rows_or_error
+from posttrain.tasks.row_files.generator_rows import generated_rows, made_rows, rows_or_error
 from posttrain.training.session import open_session, require_sound_rows
 from tests.support.dataset_rows import RENDERER, SUMS, json_lines, task_of_rows as task
 from tests.support.refusals import mentions, refused
@@ -158,7 +158,7 @@ def test_rows_are_made_where_sets_of_texts_have_one_order(monkeypatch: pytest.Mo
         return run(*arguments, **given)
 
     monkeypatch.setattr(subprocess, "run", watched)
-    row_maker_answer.cache_clear()
+    made_rows.cache_clear()
     rows = generated_rows(GeneratorOptions(generator="acre", generator_size=60))
     assert told == ["0"]
     assert [row["generator"] for row in rows] == ["acre"] * 60
@@ -195,7 +195,7 @@ def test_a_prompt_is_the_question_and_its_row_has_what_the_reward_reads() -> Non
     ],
 )
 def test_what_a_generator_lacks_is_named(given: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.tasks.row_files.generator_rows.row_maker_answer", lambda request: rows_here(**given))
+    monkeypatch.setattr("posttrain.tasks.row_files.generator_rows.made_rows", lambda request: rows_here(**given))
     options = {"generator": "knights_knaves", **given}
     asked = GeneratorOptions(generator=options["generator"], generator_options=options.get("options", {}))
     with refused(says):

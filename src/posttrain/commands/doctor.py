@@ -55,7 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     for flag in given_flags(given.flags):
         if flag.path.startswith(f"{unread}."):
             raise UserError(f"command line: {flag.spelled}: the {unread} is not checked here; {instead}.")
-    config, _ = given.configured(Config, [*layers, *([model_layer(named)] if named else [])])
+    layers = [*layers, *([model_layer(named)] if named else [])]
+    config, _ = given.configured(Config, layers, loads_model=bool(named))
     if named:
         from posttrain.models.loading.folder_kinds import is_classifier_folder
 

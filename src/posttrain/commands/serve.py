@@ -9,9 +9,9 @@ from typing import Annotated
 from annotated_types import Gt
 
 from posttrain.commands.arguments import LOADING, TEMPLATE, model_layer, split_arguments
+from posttrain.commands.chat import ChatConfig
 from posttrain.commands.flags import CommandSpec
 from posttrain.commands.serving.http_base import Port, is_loopback
-from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded
 
@@ -48,7 +48,7 @@ PROGRAM = CommandSpec(
 def main(arguments: Sequence[str]) -> int:
     """Serve until interrupted."""
     model, given = split_arguments(arguments, PROGRAM).only("MODEL")
-    config, switches = given.configured(Config, [model_layer(model)])
+    config, switches = given.configured(ChatConfig, [model_layer(model)])
     token = token_of(switches)
     from posttrain.commands.serving.completion_service import Service, listening
     from posttrain.models.loading.model_folder import load_policy

@@ -173,6 +173,8 @@ LIMITS: dict[type, tuple[str, Callable[[Any, Any], bool], str]] = {
 
 
 def obeys(value: Any, bound: BaseMetadata) -> bool:
+    if type(bound) not in LIMITS:
+        raise TypeError(f"{bound} is not a bound of an option")
     name, holds, _ = LIMITS[type(bound)]
     return bool(holds(value, getattr(bound, name)))
 

@@ -168,7 +168,7 @@ class Folder:
 
 
 def require_run_folder(run: Path) -> None:
-    """Refuse another folder, one that a newer version of posttrain wrote, and one whose file `format` is damaged."""
+    """Refuse a folder that is not a run's, that a newer version wrote, or whose file `format` is damaged."""
     file, text = run / FORMAT, "1"
     if file.is_file():
         with reading(file):

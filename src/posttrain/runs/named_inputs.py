@@ -184,11 +184,14 @@ def policy_input(
     """A caller's policy by its shape; `weighed` also by some of its weights, where no checkpoint holds them."""
     if policy is None:
         return {}
-    from posttrain.rewards.model import some_weights
+    digest = ""
+    if weighed:
+        from posttrain.rewards.model import some_weights
 
+        digest = some_weights(policy.model)
     parameters = [*policy.model.parameters()]
     what = f"{run_inputs.class_name(policy.model)} of {sum(each.numel() for each in parameters)} parameters"
-    return {name: run_inputs.RunInput(what, some_weights(policy.model) if weighed else "")}
+    return {name: run_inputs.RunInput(what, digest)}
 
 
 def changed_since(folder: Path, config: AnyConfig) -> list[str]:

@@ -97,6 +97,7 @@ class StepReport:
     """The tokens of each update, with `run.keep_token_columns`."""
 
     def token_columns(self) -> dict[str, Float64[Tensor, " token"]]:
+        """The columns of single tokens, by the names of the rollout file."""
         columns = {
             "token_rewards": self.token_rewards,
             "process_rewards": self.process_rewards,
@@ -106,6 +107,7 @@ class StepReport:
         return {name: column for name, column in columns.items() if column is not None}
 
     def all_rollouts(self) -> tuple[list[Group], Grades, Float64[Tensor, "prompt group"]]:
+        """The groups that were trained on, then those set aside, with NaN as advantages."""
         assert self.grades is not None, "a step without rollouts"
         assert self.advantages is not None
         groups, grades, advantages = list(self.groups), self.grades, self.advantages

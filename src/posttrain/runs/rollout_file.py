@@ -269,6 +269,7 @@ def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
 
 
 def marks_of(row: Mapping[str, Any]) -> Marks:
+    """The process rewards of a completion's tokens, weighted."""
     earned = iter(row[PROCESS])
     values = [next(earned) if sampled else math.nan for sampled in row[SAMPLED]]
     return Marks(tokens=tuple(None if math.isnan(value) else value for value in values))

@@ -210,5 +210,6 @@ def finite(value: object) -> object:
 
 
 def num_groups(metrics: Mapping[str, object]) -> int:
+    """Groups that a step sampled; 0 where its metrics do not say."""
     counts = [metrics.get(name) for name in ("num_groups", "num_replaced_groups")]
     return int(sum(count for count in counts if isinstance(count, int | float)))

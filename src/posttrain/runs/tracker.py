@@ -76,7 +76,8 @@ class TrackerService(Protocol):
     """One service, for one run; all calls come from one thread.
 
     `open` begins a run or continues the known one; it returns its name for the next time, empty if it has none.  `tell`
-    sends the numbers of a step, `show` some of its completions.  A run that did not finish has an empty summary.
+    sends the numbers of a step by the names of docs/metrics.md, `show` some of its completions.  A run that did not
+    finish has an empty summary.
     """
 
     def open(self, run: TrackedRun) -> str: ...

@@ -239,7 +239,7 @@ def open_session(config: Config, caller: CallerObjects = NO_CALLER, *, inference
         rewards = rewards_of(config, caller, task, policy)
         resources = opened.enter_context(Resources(config.sandbox))
         algorithm = caller.algorithm or build_algorithm(config.algorithm)
-        collector = CollectorSettings(
+        collecting = CollectorSettings(
             rollout=config.rollout,
             grading=config.grading,
             seed=config.run.seed,
@@ -271,7 +271,7 @@ def open_session(config: Config, caller: CallerObjects = NO_CALLER, *, inference
             rewards=rewards,
             resources=resources,
             threads=threads,
-            collector=Collector(task, engine, rewards, collector, resources=resources),
+            collector=Collector(task, engine, rewards, collecting, resources=resources),
             learner=learner,
             trained=trained_by_reward(learner),
             behaviours=behaviours,

@@ -45,15 +45,15 @@ def generated_rows(source: GeneratorOptions) -> list[dict[str, object]]:
         "seed": source.generator_seed,
         "size": source.generator_size,
     }
-    rows = list(row_maker_answer(json.dumps(request, sort_keys=True)))
+    rows = list(made_rows(json.dumps(request, sort_keys=True)))
     if "error" in rows[0]:
         raise UserError(str(rows[0]["error"]))
     return rows
 
 
 @functools.lru_cache(maxsize=8)
-def row_maker_answer(request: str) -> tuple[dict[str, object], ...]:
-    """The lines of JSON of the row maker."""
+def made_rows(request: str) -> tuple[dict[str, object], ...]:
+    """The lines of JSON that this file prints, run as a program."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, "-P", "-m", "posttrain.tasks.row_files.generator_rows"],

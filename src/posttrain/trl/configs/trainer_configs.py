@@ -16,7 +16,8 @@ IDLE_ENTROPY = idle(NO_ENTROPY)
 KEPT = idle("every completion of every step is in rollouts/ of the run's folder, with scores and advantages.")
 FREE_FORMAT = refused("completions are sampled freely; reward their format instead.")
 CONTINUOUS = idle("sampling always batches continuously: rows that end leave at once.")
-AGGREGATIONS, SUMMED = any_of("sum_then_normalize", "normalize_then_sum"), "the second ignores scale_rewards, as in TRL"
+AGGREGATIONS = any_of("sum_then_normalize", "normalize_then_sum")
+SUMMED = "normalize_then_sum ignores scale_rewards, as in TRL"
 SCALES = sets("algorithm.deviation, algorithm.deviation_over", "with 1e-4 added")
 GRPO_LOSSES = any_of("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo")
 MASKED = "no loss on a completion that is cut off; its reward counts in its group"
@@ -136,7 +137,9 @@ class RLOOConfig(SampledFields):
     """How RLOOTrainer trains; the page "TRL's fields" says what becomes of each."""
 
     num_generations: int | None = 2
-    beta: Annotated[float, Numbers(0), sets("algorithm.kl.coefficient", "k1, off the rewards; 0: no reference")] = 0.05
+    beta: Annotated[
+        float, Numbers(0), sets("algorithm.kl.coefficient", "k1, subtracted from rewards; 0: no reference")
+    ] = 0.05
     mask_truncated_completions: Annotated[
         bool, sets("algorithm.mask_truncated", MASKED.replace("loss", "loss and no KL", 1))
     ] = False
@@ -242,7 +245,9 @@ class DPOConfig(PairFields):
 
     recipe_section: ClassVar[str] = "dpo"
 
-    max_length: Annotated[int | None, ints(3), sets(".max_length, .long_pairs", "cuts ends of longer answers")] = 1024
+    max_length: Annotated[int | None, ints(3), sets(".max_length, .long_pairs", "cuts the ends of longer answers")] = (
+        1024
+    )
     truncation_mode: Annotated[str, refused("longer answers lose their ends; use keep_start.")] = "keep_start"
     padding_free: Annotated[bool, NOT_PADDED] = False
     precompute_ref_log_probs: Annotated[bool, sets("dpo.reference", "when training begins")] = False

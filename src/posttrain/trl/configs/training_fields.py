@@ -51,7 +51,12 @@ class OneProcess:
     def unwrap_model(self, model: Value, *_: object, **__: object) -> Value:
         return model
 
-    gather = gather_for_metrics = on_main_process = on_local_main_process = unwrap_model
+    gather = gather_for_metrics = unwrap_model
+
+    def on_main_process(self, function: Value) -> Value:
+        return function
+
+    on_local_main_process = on_main_process
 
     def free_memory(self) -> None:
         torch.cuda.empty_cache()
@@ -233,7 +238,9 @@ class TrainingFields(CheckedFields):
     fsdp: Annotated[str | None, refused(FITS, "", [])] = None
     fsdp_config: Annotated[JsonMapping, refused(FITS)] = None
     deepspeed: Annotated[JsonMapping, refused(FITS)] = None
-    debug: Annotated[str | list[str], refused("a value not finite ends the run.  Leave it out.", [], [""], None)] = ""
+    debug: Annotated[
+        str | list[str], refused("values that are not finite end the run.  Leave it out.", [], [""], None)
+    ] = ""
     skip_memory_metrics: Annotated[bool, idle("summary.json has the peak of memory.")] = True
     do_train: Annotated[bool, BY_METHODS] = False
     do_eval: Annotated[bool, BY_METHODS] = False
