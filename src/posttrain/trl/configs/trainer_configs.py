@@ -157,6 +157,7 @@ TEMPLATE = sets("model.chat_template", "a .jinja file, or a tokenizer whose temp
 EOS_TOKEN = sets("", "a token that the tokenizer has; it ends texts, also those of the saved model")
 DPO_LOSSES = "sigmoid, hinge, ipo, robust and sigmoid_norm, with or without sft"
 NOT_SYNCED = "the reference stays as it was when training began; leave it out."
+CUT_ANSWERS = "cuts the ends of longer answers"
 CUT_ENDS = "use max_length, which counts the prompt and cuts the ends of answers."
 
 
@@ -245,9 +246,7 @@ class DPOConfig(PairFields):
 
     recipe_section: ClassVar[str] = "dpo"
 
-    max_length: Annotated[int | None, ints(3), sets(".max_length, .long_pairs", "cuts the ends of longer answers")] = (
-        1024
-    )
+    max_length: Annotated[int | None, ints(3), sets(".max_length, .long_pairs", CUT_ANSWERS)] = 1024
     truncation_mode: Annotated[str, refused("longer answers lose their ends; use keep_start.")] = "keep_start"
     padding_free: Annotated[bool, NOT_PADDED] = False
     precompute_ref_log_probs: Annotated[bool, sets("dpo.reference", "when training begins")] = False
