@@ -1,12 +1,13 @@
 """Figures of the source tree: its size, what repeats, and how far `train` walks to use its config.
 
-    python benchmarks/house.py [FOLDER] [--walk]
+    python benchmarks/house.py [FOLDER] [--walk] [--names]
 
-FOLDER is a checkout (default: this one); `--walk` prints each stop of the walk.
+FOLDER is a checkout (default: this one); `--walk` prints each stop of the walk, and `--names` what
+the counts of names and circles are made of.
 
 Size
     lines       physical lines of `src/posttrain/**/*.py`; without IRL: without `irl`, `irl_runs`, `neural_irl` and
-                `options/irl_*.py`
+                `options/irl*.py`
     imports     lines of import statements
     refusing    lines that only refuse something: `raise` of an error, calls of `require…(…)` or `refuse…(…)`, an `if`
                 or `except` around nothing else, and functions of such names
@@ -25,7 +26,7 @@ from pathlib import Path
 from house_walk import Function, Tree, imports_in, walk
 
 REFUSING = ("require", "refuse")
-IRL = ("irl/", "irl_runs/", "neural_irl", "options/irl_")
+IRL = ("irl/", "irl_runs/", "neural_irl", "options/irl")
 
 
 def size(tree: Tree) -> dict[str, int]:
