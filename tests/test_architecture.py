@@ -59,8 +59,6 @@ LINES_WITHOUT_DOCSTRING = 8
 STATEMENTS_WITHOUT_DOCSTRING = 2
 """Lines or statements of a function whose name and types can say what a docstring would."""
 FILES_IN_A_PACKAGE = 24
-LARGE_PACKAGES = {"options", "irl"}
-"""Packages that are a list of like things, and may hold more files; CONTRIBUTING says why."""
 NAMED_AFTER_WHAT_THEY_SERVE = {"commands", "options"}
 """Folders whose files are named after what a command runs or what a section configures."""
 HEAVY = {"torch", "transformers", "jaxtyping", "numpy", "matplotlib", "pyarrow"}
@@ -163,8 +161,7 @@ def test_imports_point_down_the_list(path: Path) -> None:
 @pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES}), ids=lambda path: path.name)
 def test_a_folder_holds_no_more_than_one_can_take_in(folder: Path) -> None:
     files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-    if folder.relative_to(SOURCE).as_posix() not in LARGE_PACKAGES:
-        assert len(files) <= FILES_IN_A_PACKAGE, f"{folder}: {len(files)} files, the limit is {FILES_IN_A_PACKAGE}"
+    assert len(files) <= FILES_IN_A_PACKAGE, f"{folder}: {len(files)} files, the limit is {FILES_IN_A_PACKAGE}"
 
 
 def test_no_two_files_have_one_name() -> None:
