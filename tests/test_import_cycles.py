@@ -64,10 +64,11 @@ def test_no_module_of_the_package_imports_itself_by_way_of_others() -> None:
 
 
 def test_the_graph_has_the_imports_of_the_whole_package() -> None:
-    """Else the test above would pass on nothing: three imports, one of each kind."""
+    """Else the test above would pass on nothing: four imports, one of each kind."""
     graph = import_graph()
     assert "posttrain.errors" in graph["posttrain.irl.mdp"]  # at the top
     assert "posttrain.irl.feasibility" in graph["posttrain.irl"]  # by a package
+    assert "posttrain.irl_runs.pictures" in graph["posttrain.irl_runs.run"]  # inside a function
     inside = {module for module in graph if ".inside." in module}
     assert any(inside & graph[module].keys() for module in inside)  # by a name without dots
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import posttrain
 from posttrain.commands.collection.judge_answers import LlmJudge, read_principles
@@ -21,9 +22,9 @@ from posttrain.options.collect import LlmJudgeOptions
 from posttrain.rewards import judge_reward
 from posttrain.runs.reports import Run
 from tests.support.comparisons import written_pair, written_pairs
-from tests.support.faulty_endpoint import Endpoint, endpoint, reply, says, status
+from tests.support.faulty_endpoint import Endpoint, endpoint, reply, says, slow, status
 from tests.support.refusals import refused
-from tests.support.runs import records
+from tests.support.runs import records, start
 
 ROWS = [{"prompt": f"{a} and "} for a in range(4)]
 
@@ -111,6 +112,28 @@ def test_what_is_answered_is_kept_when_the_judge_fails_and_not_asked_again(model
     with endpoint(longer) as third:
         collected(folder, third, model, resume=True, options={"at_once": 1, "tries": 1})
         assert third.asked == []
+
+
+def test_a_collection_that_was_killed_asks_for_no_answer_that_it_has(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    with endpoint(slow(0.02, longer)) as at:
+        sections = sections_of(folder, at, model, options={"at_once": 1})
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(sections))
+        running = start("collect", "recipe.yaml", folder=tmp_path)
+        answers = folder / "answers.jsonl"
+        running.wait_until(lambda: answers.exists() and answers.read_bytes().count(b'"second"') >= 3)
+        running.signal(signal.SIGKILL)
+        assert running.ended().code == -signal.SIGKILL
+        before = len(at.asked)
+        whole = answers.read_bytes().count(b"\n")
+        told = [json.loads(line) for line in answers.read_bytes().splitlines()[:whole]]
+        run = collected(folder, at, model, resume=True, options={"at_once": 1})
+        kept = records(answers)
+    asked_of = [each for each in kept if each["order"]]
+    assert len(at.asked) - before == len(asked_of) - sum(bool(each["order"]) for each in told)
+    assert kept[:whole] == told
+    assert run.summary["num_open"] == 0
 
 
 def test_principles_are_drawn_for_each_pair_or_all_asked(tmp_path: Path) -> None:

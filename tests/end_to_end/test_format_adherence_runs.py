@@ -110,6 +110,15 @@ def test_the_guides_recipe_and_its_command_are_one_objective() -> None:
     assert by_command.algorithm["kl"]["level"] == "completion"
 
 
+def test_the_recipe_for_a_real_model_differs_from_the_tiny_one_in_what_the_homework_says() -> None:
+    tiny, real = (posttrain.load_recipe(f"format-adherence-{name}") for name in ("tiny", "qwen2.5-0.5b"))
+    assert (tiny.task, tiny.rollout, tiny.algorithm) == (real.task, real.rollout, real.algorithm)
+    assert (tiny.run.num_steps, real.run.num_steps, real.update.learning_rate) == (25, 25, 2e-5)
+    assert (real.model.adapter.rank, real.model.adapter.alpha, real.model.quantization) == (16, 32, "nf4")
+    assert (real.rollout.prompts_per_step, real.rollout.group_size, real.task.repeats) == (32, 2, 8)
+    assert (real.rollout.temperature, real.rollout.max_completion_tokens) == (0.9, 128)
+
+
 def test_the_options_of_countdowns_demonstrator_are_refused() -> None:
     with refused("demonstrator is only for task.name = countdown, and task.name = arithmetic"):
         SftConfig(task=ArithmeticOptions(), demonstrator=Demonstrator(give_up=0.1))

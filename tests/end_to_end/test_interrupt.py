@@ -123,6 +123,16 @@ def test_a_signal_while_a_run_is_loaded_again_says_what_is_kept(folder: Path) ->
             assert "SIGTERM: stopped after step 2; everything is saved." in ended.out
 
 
+def test_a_signal_leaves_the_earlier_run_in_a_folder_that_was_to_be_overwritten(folder: Path) -> None:
+    place = folder / "overwrite"
+    recipe = tiny_recipe(place, run={"num_steps": 1})
+    assert command("rl", recipe, folder=place).code == 0
+    accident = Accident(moment="dice call 1", signal=signal.SIGTERM)
+    ended = command("rl", recipe, "--run.overwrite", folder=place, accident=accident)
+    assert (ended.code, ended.err) == (130, f"posttrain: SIGTERM: {NOTHING_KEPT}")
+    assert steps_logged(place / "run") == [0, 1]
+
+
 STAND_IN = """#!{python}
 import os, signal, sys, time
 from pathlib import Path

@@ -94,6 +94,18 @@ def test_a_finished_run_can_go_on_for_longer_and_be_measured_again(folder: Path,
     require_same(run, four_steps)
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts/step-000003.parquet", "model/model.safetensors"])
+def test_the_comparison_of_runs_sees_one_digit(name: str, four_steps: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(four_steps, tmp_path / "run"))
+    require_same(copy, four_steps)
+    content = bytearray((copy / name).read_bytes())
+    digit = content.rindex(b'"reward": ') + 10 if name == "metrics.jsonl" else -1
+    content[digit] ^= 1
+    (copy / name).write_bytes(content)
+    with pytest.raises(AssertionError, match=name.removesuffix(".jsonl")):
+        require_same(copy, four_steps)
+
+
 def test_a_run_that_was_killed_before_its_first_checkpoint_keeps_its_recipes_name(folder: Path) -> None:
     recipe = tiny_recipe(folder / "early", run={"num_steps": 1}, evaluation={"every_steps": 0, "samples": 1})
     lives(folder / "early", recipe, ["os.rename checkpoints/.tmp-step-000000 1"])

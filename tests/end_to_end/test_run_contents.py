@@ -195,6 +195,7 @@ def test_the_newest_and_the_best_checkpoint_are_kept(run: Path) -> None:
 
 
 def test_the_saved_config_gives_the_same_run_again(run: Path) -> None:
+    assert "overwrite: false" in (run / "config.yaml").read_text()
     again = run.parent / "again"
     ended = command("rl", run / "config.yaml", "--run.folder", again, folder=run.parent)
     assert ended.code == 0, ended.err

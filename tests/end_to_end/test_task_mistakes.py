@@ -151,13 +151,17 @@ def test_a_mistake_in_a_reward_shows_before_the_first_measurement(model: Path, t
     assert not (tmp_path / "deep" / "run").exists()
 
 
-def test_a_mistake_in_a_reward_does_not_cost_the_run_that_is_overwritten(model: Path, tmp_path: Path) -> None:
+def test_a_mistake_does_not_cost_the_run_that_is_overwritten(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
+    anew = {"folder": str(folder), "num_steps": 2, "overwrite": True}
     Run(model, folder).train(dice)
     earlier = files_of(folder)
     assert {"summary.json", "scores.jsonl", "model/model.safetensors"} <= earlier.keys()
     with refused("no divisor"):
-        Run(model, folder, run={"folder": str(folder), "num_steps": 2, "overwrite": True}).train(mistaken)
+        Run(model, folder, run=anew).train(mistaken)
+    assert files_of(folder) == earlier
+    with refused("probe 'mine' measured lenght"):  # in the first evaluation
+        Run(model, folder, run=anew).train(dice, task=Misnamed)
     assert files_of(folder) == earlier
     # And it can still go on.
     longer = Run(model, folder, run={"folder": str(folder), "num_steps": 3, "threads": 1})

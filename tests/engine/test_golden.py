@@ -48,6 +48,18 @@ def test_a_run_gives_the_numbers_that_were_kept(name: str, runs: Mapping[str, An
             assert actual[path] == value, path
 
 
+def test_the_runs_do_what_they_are_there_to_guard(runs: Mapping[str, Any]) -> None:
+    loss, reward = runs["kl_in_the_loss"], runs["kl_in_the_reward"]
+    before, *steps, after = loss["metrics"]
+    assert {line.get("num_updates") for line in steps} == {4.0}
+    assert any(line["frac_unscored"] > 0 for line in steps)
+    assert any(line["num_replaced_groups"] > 0 for line in reward["metrics"][1:-1])
+    assert all("eval/reward" in line for line in (before, *steps[1::2], after))
+    advantages = [value for step in reward["rollouts"] for value in step["advantage"]]
+    assert None in advantages, "no group was set aside"
+    assert any(line["loss"] for line in steps)
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         GOLDEN.write_text(json.dumps(golden.all_runs(Path(folder)), indent=1) + "\n", encoding="utf-8")

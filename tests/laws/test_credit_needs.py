@@ -13,9 +13,10 @@ from posttrain.algorithms.credit import Evidence, per_rollout
 from posttrain.algorithms.losses import clipped_surrogate, mean_over_tokens
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import RunError
-from posttrain.needs import NEED_OF
+from posttrain.needs import CREDIT_NEEDS, NEED_OF
 from posttrain.options.algorithm import CriticOptions
 from posttrain.runs.progress import Clock
+from posttrain.training.credited_step import PROVIDERS
 from posttrain.training.reference import FrozenCopy, Teacher
 from tests.support.refusals import refused
 from tests.support.stages import Stages, stages_with
@@ -47,7 +48,8 @@ def picked(stages: Stages, seed: int | None = None) -> Tensor:
     return torch.cat([plain_logprobs(model, *row) for row in rows_of(stages.collected().groups)])
 
 
-def test_every_need_has_a_column_of_its_own() -> None:
+def test_every_need_of_credit_has_one_provider_and_every_need_a_column() -> None:
+    assert {*PROVIDERS} == CREDIT_NEEDS
     assert {*NEED_OF.values()} == {*Need}
 
 
