@@ -20,7 +20,7 @@ from posttrain.config.recipes import find_recipe
 from tests.support.accidents import Accident
 from tests.support.commands import refusal
 from tests.support.refusals import mentions
-from tests.support.runs import command, records, require_same, save_tiny_model, tiny_recipe
+from tests.support.runs import command, metrics_of, records, require_same, save_tiny_model, tiny_recipe
 
 Stop = Callable[[int], bool]
 
@@ -238,6 +238,8 @@ def test_an_optimiser_that_was_taken_over_is_not_taken_over_again_by_a_killed_ru
     assert ended.code == 0, ended.err
     recipe, moment = tiny_recipe(killed, **sections), "os.rename rollouts/.tmp-step-000001.parquet 1"
     assert command("rl", recipe, folder=killed, accident=Accident(moment=moment)).code == -9
+    norms = [metrics_of(place / "run")[2]["grad_norm"] for place in (whole, tmp_path / "first")]
+    assert norms[0] != norms[1], "moments that were taken over change where the first step leads"
     shutil.rmtree(tmp_path / "first")
     ended = command("rl", "--resume", killed / "run", folder=killed)
     assert ended.code == 0, ended.err

@@ -279,7 +279,7 @@ def wrapped(label: str, base: Path, kind: Any) -> Any:
     return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
 
 
-@pytest.mark.parametrize("label", ["llava"])
+@pytest.mark.parametrize("label", ["gemma3", "llava"])
 def test_untrained_layers_beside_the_text_part_of_a_wrapper_are_left_out(label: str, tmp_path: Path) -> None:
     model = wrapped(label, tmp_path / "base", AutoModelForImageTextToText)
     up = {name: each for name, each in model.named_parameters() if "lora_B" in name}

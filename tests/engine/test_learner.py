@@ -67,6 +67,16 @@ def test_the_reference_is_the_policy_as_it_was_when_last_renewed() -> None:
     assert (policy[1] - policy[0]).abs().max() > 1e-3
 
 
+def test_the_groups_of_a_mini_batch_keep_their_order() -> None:
+    stages = stages_with(epochs_per_step=3, minibatches_per_epoch=2)
+    batches = stages.learner.batches(stages.credited(), Clock())
+    drawn = [list(dict.fromkeys(prompt for prompt, _ in batch.names)) for batch in batches]
+    assert all(names == sorted(names) for names in drawn)
+    for first, second in zip(drawn[::2], drawn[1::2], strict=True):
+        assert sorted(first + second) == [f"draw {draw}" for draw in range(5)]
+    assert len({tuple(names) for names in drawn[::2]}) > 1, "every epoch has an order of its own"
+
+
 def try_gradient(stages: Stages, clock: Clock) -> list[Batch]:
     learner = stages.learner
     batches = learner.batches(stages.credited(), clock)
@@ -166,6 +176,9 @@ def test_the_reference_of_an_adapter_is_its_base_and_no_second_copy_of_it(forwar
     assert torch.equal(under(reference), base)
     assert torch.equal(logprobs_of(policy), now)  # and after it the adapter is on again
     assert (now - base).abs().max() > 0.1
+    not_entered = reference.entered()  # without `with` it is no policy, which would be its own reference
+    with refused("no attribute 'forward'", error=AttributeError):
+        _ = not_entered.forward
     with reference.entered() as entered:
         assert entered.model is policy.model
     assert reference.tensors() == {}

@@ -128,6 +128,26 @@ def test_the_plan_is_within_a_fifth_of_the_measured_peak() -> None:
     assert plans == {name: pytest.approx(peak, rel=0.2) for name, peak in measured.items()}
 
 
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("weights", "optimizer"),
+        ("activations", "activations"),
+        ("cache", "key_value_cache"),
+        ("logits", "logits"),
+        ("critic", "critic"),
+    ],
+)
+def test_each_shape_is_mostly_what_it_is_called(name: str, part: str) -> None:
+    """Else the comparison would be of four times the same."""
+    plan = planned(name)
+    parts = {
+        **plan.parts["always"],
+        **plan.parts["updating" if plan.phases["updating"] == max(plan.phases.values()) else "sampling"],
+    }
+    assert max(parts, key=lambda each: parts[each]) == part
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system's own count is used")
 def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
     """getrusage counts both: a run started by a program of 400 MB would report at least that."""
