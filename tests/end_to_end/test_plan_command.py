@@ -230,6 +230,11 @@ def test_it_shows_the_machine_and_every_probe() -> None:
     assert all(f"refused   {probe.name}" in said for probe in PROBES)
 
 
+def test_the_sandbox_of_a_recipe_is_checked_without_its_model(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("model: {path: not-here}\n")
+    assert "safe: every probe passed" in printed("doctor", str(tmp_path / "recipe.yaml"))
+
+
 def test_a_sandbox_that_is_not_safe_or_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "ForkServerClient", lambda options: ForkServerClient(replace(options, sealed=False)))
     ended = called("doctor")

@@ -121,7 +121,7 @@ def variant_names(recipes: Sequence[str]) -> list[str]:
     ]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"two recipes are called {name}.  Rename one: variants are told apart by their names.")
+            raise UserError(f"two recipes are called {name}.  Rename one: a variant is known by its name.")
     return names
 
 

@@ -214,7 +214,7 @@ def compute_grpo_loss(
 
     `labels[:, t]` is the token that `logits[:, t]` predict, so a row of tokens is shifted by one first; -100 has none.
     The parts are `pg_loss`, `kl_penalty` in nats and `kl_loss`, the penalty times its coefficient.  The course's looks
-    log-probs up before it masks: -100 is no index, and its example ends in an error.  It divides the KL by its
+    log-probs up before it masks: -100 is not an index, so its example ends in an error.  It divides the KL by its
     coefficient to report it, which 0 ends too, and lets the gradient into the reference.
     """
     kept = labels != IGNORED

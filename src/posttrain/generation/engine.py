@@ -293,7 +293,7 @@ def rollouts_of(engine: Engine, sampled: Sequence[Sampled]) -> list[Rollout]:
 
 
 def require_room_for(prompt: Prompt, engine: Engine) -> int:
-    """Tokens that the context leaves for a completion of this prompt; UserError where there is no room."""
+    """Tokens that the context leaves for a completion of this prompt.  Raises UserError if none are left."""
     context, length = engine.max_positions, len(prompt.tokens)
     if not 1 <= length < context:
         rule = f"give 1 to {context - 1}, for the model's context is {context}"

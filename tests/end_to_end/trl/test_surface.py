@@ -93,6 +93,7 @@ def test_arguments_answer_for_one_process(model: str, tmp_path: Path, capsys: py
     made.accelerator.print("from the main process")
     assert "from the main process" in capsys.readouterr().out
     assert made.accelerator.unwrap_model(made.model) is made.model
+    assert made.accelerator.on_main_process(function=len) is len
     assert (made.accelerator.is_main_process, made.accelerator.num_processes) == (True, 1)
     assert made.is_world_process_zero()
     assert made.is_local_process_zero()

@@ -209,6 +209,22 @@ def test_what_nobody_can_change_is_not_copied() -> None:
     assert private_copy(numbers) is not numbers
 
 
+class Automatic(dict[str, Any]):
+    """A mapping whose missing attributes are new mappings."""
+
+    def __getattr__(self, name: str) -> "Automatic":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Automatic()
+
+
+def test_a_mapping_with_any_attribute_is_copied_as_a_mapping() -> None:
+    given = Automatic(numbers=[3, 8])
+    copied: Any = private_copy(given)
+    copied["numbers"].remove(3)
+    assert given == {"numbers": [3, 8]}
+
+
 @dataclass
 class Puzzle:
     """A column's object of the user's own."""

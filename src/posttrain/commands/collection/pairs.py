@@ -303,8 +303,8 @@ def agreement(first: Sequence[Hashable], second: Sequence[Hashable]) -> dict[str
         κ = (p_o - p_e) / (1 - p_e),   p_o = share of equal verdicts,   p_e = Σ_k p_1(k) p_2(k)
 
     Cohen 1960, "A coefficient of agreement for nominal scales".  1 is full agreement, 0 what chance gives to raters
-    who use each verdict as often as these do, below 0 less than that.  Undefined, here None, where p_e = 1, and both
-    where there is no item.
+    who use each verdict as often as these do, below 0 less than that.  κ is None where p_e = 1; both are None
+    without items.
     """
     count = len(first)
     if not count:

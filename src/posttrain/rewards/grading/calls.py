@@ -182,10 +182,10 @@ def private_copy(value: Any) -> object:
         return value.copy() if kind is list else value
     if kind is memoryview:  # which cannot be copied and stay one of the same memory
         return memoryview(bytearray(value)) if not value.readonly else value
-    if isinstance(value, answers.Array):
-        return deepcopy(value.detach() if hasattr(value, "detach") else value)  # a gradient's history has no copy
     if isinstance(value, MutableSequence | MutableMapping | MutableSet | tuple):
         return deepcopy(value)
+    if isinstance(value, answers.Array):
+        return deepcopy(value.detach() if hasattr(value, "detach") else value)  # a gradient's history has no copy
     if kind is MappingProxyType:
         return MappingProxyType(deepcopy(dict(value)))
     try:

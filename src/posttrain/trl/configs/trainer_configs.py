@@ -17,7 +17,7 @@ KEPT = idle("every completion of every step is in rollouts/ of the run's folder,
 FREE_FORMAT = refused("completions are sampled freely; reward their format instead.")
 CONTINUOUS = idle("sampling always batches continuously: rows that end leave at once.")
 AGGREGATIONS = any_of("sum_then_normalize", "normalize_then_sum")
-SUMMED = "normalize_then_sum ignores scale_rewards, as in TRL"
+SUMMED = sets("algorithm.reward_aggregation", "normalize_then_sum ignores scale_rewards, as in TRL")
 SCALES = sets("algorithm.deviation, algorithm.deviation_over", "with 1e-4 added")
 GRPO_LOSSES = any_of("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo")
 MASKED = "no loss on a completion that is cut off; its reward counts in its group"
@@ -107,9 +107,7 @@ class GRPOConfig(SampledFields):
     vespo_k_neg: Annotated[float, NOT_SOFT] = 3.0
     vespo_lambda_neg: Annotated[float, NOT_SOFT] = 2.0
     importance_sampling_level: Annotated[str, any_of("token", "sequence"), sets("algorithm.ratio_level")] = "token"
-    multi_objective_aggregation: Annotated[str, AGGREGATIONS, sets("algorithm.reward_aggregation", SUMMED)] = (
-        "sum_then_normalize"
-    )
+    multi_objective_aggregation: Annotated[str, AGGREGATIONS, SUMMED] = "sum_then_normalize"
     scale_rewards: Annotated[TextOrFlag, any_of("group", "batch", "none", flags=True), SCALES] = "group"
     loss_type: Annotated[str, GRPO_LOSSES, sets("algorithm.name, algorithm.token_weights")] = "dapo"
     top_entropy_quantile: Annotated[float, refused("every token counts; leave it out.")] = 1.0
