@@ -72,7 +72,7 @@ mutants: .venv/.ok ## change one operator or number at a time: the tests must no
 
 constraints: .venv/.ok ## resolve every dependency anew into constraints.txt
 	$(PIP) install -q uv
-	echo 'torch==2.13.0' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --all-extras --upgrade \
+	echo 'torch==2.13.0' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --extra dev --extra track --upgrade \
 	    --constraints - --custom-compile-command 'make constraints' --no-annotate --output-file constraints.txt pyproject.toml
 
 clean: ## remove what make made; runs/ stays
