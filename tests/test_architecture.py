@@ -26,7 +26,7 @@ LAYERS = [
     {"behaviours"},
     {"runs"},
     {"generation", "tasks", "config"},
-    {"rewards"},
+    {"rewards", "environments"},
     {"models", "algorithms"},
     {"sandbox", "batch"},
     {"options"},  # plain settings, read without torch

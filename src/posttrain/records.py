@@ -27,7 +27,13 @@ class Finish(StrEnum):
     STOP = "stop"
     """The policy sampled one of the model's stop tokens."""
     LENGTH = "length"
-    """The completion reached the token limit and was cut off."""
+    """The completion reached the token limit, or the context was full: it was cut off."""
+    TURNS = "turns"
+    """The policy had its last turn (`rollout.max_turns`), and the environment would have replied to it."""
+    ENVIRONMENT = "environment"
+    """The environment said that the conversation is over."""
+    FAILED = "failed"
+    """The environment raised or was late.  Such a completion has no score and takes no part in an update."""
 
     @property
     def cut_off(self) -> bool:
@@ -40,7 +46,7 @@ class Finish(StrEnum):
         return self in WITH_STOP_TOKEN
 
 
-CUT_OFF = frozenset({Finish.LENGTH})
+CUT_OFF = frozenset({Finish.LENGTH, Finish.TURNS})
 WITH_STOP_TOKEN = frozenset({Finish.STOP})
 
 
@@ -187,6 +193,30 @@ class Preference:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool within a turn."""
+
+    name: str
+    failed: bool = False
+    """Whether the tool is unknown, its arguments are invalid, or it raised; the reply says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A turn of the policy, and what its environment replied."""
+
+    end: int
+    """Tokens of the sequence up to the end of the policy's turn; those of the reply follow."""
+    num_given: int = 0
+    """Tokens of the reply."""
+    reward: float | None = None
+    """What the reply earned, in units of the reward; None without one."""
+    seconds: float = 0.0
+    """Time until the reply."""
+    calls: tuple[ToolCall, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One completion exactly as it was sampled; later stages add columns, none writes here."""
@@ -199,6 +229,12 @@ class Rollout:
     """The decoded tokens.  Added tokens such as `<think>` are kept, a stop token at the end is removed."""
     alternatives: Alternatives | None = None
     """For each sampled token the likeliest tokens there, with log μ; None unless the request keeps them."""
+    turns: tuple[Turn, ...] = ()
+    """Turns to which an environment replied; empty without an environment."""
+    failure: str = ""
+    """The traceback of an environment that failed (`Finish.FAILED`)."""
+    environment: object = field(default=None, compare=False, repr=False)
+    """The environment's object, which reward functions may read; None without one, and after a change of process."""
 
     @property
     def tokens(self) -> tuple[int, ...]:

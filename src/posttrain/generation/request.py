@@ -106,6 +106,8 @@ class Continuation:
     used; from 0 it would draw the same numbers again."""
     limit: int
     """Most tokens to sample now."""
+    key: StreamKey | None = None
+    """Its streams of uniform numbers, where they are not the request's: several steps may be sampled side by side."""
     name: str = field(default="", compare=False)
     """For messages."""
 
@@ -128,6 +130,8 @@ class Sampled:
     alternatives: Alternatives | None = None
     """For each token the likeliest tokens there with log μ in nats; None where the request asks for none."""
     finish: Finish
+    ended_by_text: bool = False
+    """Whether one of `Request.stop_texts` ended it; `finish` is then LENGTH."""
     versions: tuple[tuple[int, int], ...]
     """(version of the weights, tokens that they sampled), in order; the counts sum to the number of tokens."""
 

@@ -1,0 +1,98 @@
+"""What replies to a policy's turns: a calculator, a game, a user who is simulated.
+
+    class Guess:
+        def reset(self, row, seed):
+            self.number = random.Random(seed).randint(1, 9)
+            return "Guess a number from 1 to 9.\n"
+
+        def reply(self, said):
+            if said.strip() == str(self.number):
+                return Reply("Right.\n", reward=1.0, done=True)
+            return Reply("Wrong.\n")
+
+Each completion has an object to itself.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from posttrain.options.environment import EnvironmentOptions
+from posttrain.records import Prompt, ToolCall
+
+Messages = Sequence[Mapping[str, object]]
+"""Chat turns, each with `role` and `content`."""
+Said = str | Messages
+"""Text for a plain prompt; for a conversation text is one message of the role `user`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What an environment answers to a turn."""
+
+    content: Said
+    """What the policy reads next; may be empty."""
+    reward: float | None = None
+    """What the turn earned."""
+    done: bool = False
+    """Whether the conversation is over: the policy has no further turn."""
+    calls: tuple[ToolCall, ...] = ()
+    """The tools that were called, for metrics."""
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """Replies to the turns of one completion.  Both methods may be `async`.
+
+    Two attributes are optional.  `reproducible = False`: replies are not a function of row, seed and what was said; the
+    run then keeps them, and a resumed step reads them.  `stop_texts`: texts that end a turn, besides the stop tokens,
+    behind the token that completes one.
+    """
+
+    def reset(self, row: Mapping[str, object], seed: int) -> Said | Awaitable[Said | None] | None:
+        """Begin.  Returns what is added to the prompt; None adds nothing.
+
+        `row` has the columns of the problem's row.  `seed` is the same for all completions of a prompt in a step, and
+        so must the addition be.
+        """
+
+    def reply(self, said: str) -> Reply | Awaitable[Reply | None] | None:
+        """The reply to a turn; None lets the answer stand, and the completion ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environments:
+    """Makes the environments of a run's completions, and says how they are used."""
+
+    name: str
+    """For messages and plans."""
+    make: Callable[[], Environment]
+    options: EnvironmentOptions
+    renderer: "TurnRenderer"
+    max_turns: int
+    """Most turns of the policy in a completion."""
+    stop_texts: tuple[str, ...] = ()
+    reproducible: bool = True
+
+
+@runtime_checkable
+class TurnRenderer(Protocol):
+    """From what is said to tokens and back.  Only what is new is rendered and encoded; earlier ids stay."""
+
+    def opened(self, prompt: Prompt, added: Said) -> Prompt:
+        """The prompt with what `reset` added, before anything is sampled."""
+
+    def said(self, tokens: Sequence[int]) -> str:
+        """The text of a turn, its stop token removed."""
+
+    def reply_tokens(self, prompt: Prompt, turns: Sequence["SaidAndReply"]) -> tuple[int, ...]:
+        """The tokens behind the last sampled token: the end of the policy's last turn as the template writes it, the
+        reply, and the beginning of the policy's next turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaidAndReply:
+    """A turn of the policy as text, and the reply to it."""
+
+    said: str
+    reply: Said

@@ -1,0 +1,25 @@
+"""The `environment` section of a recipe: what replies to a policy's turns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from posttrain.options.bounds import Bounded, PositiveFloat, PositiveInt, Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentOptions(Bounded):
+    """Who replies to the policy's turns, and within which limits."""
+
+    path: str = ""
+    """Your class or factory as FILE.py:NAME, called as `NAME(**options)` once for each completion.  With `tools`, which
+    make an environment, leave it out."""
+    url: str = ""
+    """An OpenEnv server, such as ws://127.0.0.1:8000/ws, in place of `path` (extra `openenv`)."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Arguments of your class or factory."""
+    seconds: PositiveFloat = 30.0
+    """Most seconds of a reply.  A later one ends its completion as `failed`."""
+    workers: PositiveInt = 8
+    """Replies that are made at the same time."""
+    max_failures: Share = 0.05
+    """Largest share of a step's completions that may end as `failed`; above it the run stops."""
