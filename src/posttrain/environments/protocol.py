@@ -86,8 +86,11 @@ class TurnRenderer(Protocol):
         """The text of a turn, its stop token removed."""
 
     def reply_tokens(self, prompt: Prompt, turns: Sequence["SaidAndReply"]) -> tuple[int, ...]:
-        """The tokens behind the last sampled token: the end of the policy's last turn as the template writes it, the
-        reply, and the beginning of the policy's next turn."""
+        """The tokens behind the last sampled token.
+
+        They are the end of the policy's last turn as the template writes it, the reply, and the beginning of the
+        policy's next turn.
+        """
 
 
 @dataclass(frozen=True, slots=True)
