@@ -4,6 +4,8 @@ Pieces that are tokenised apart give other tokens than the model was trained on 
 are two), so the text is completed first and tokenised once, and the token ids travel with the prompt.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -166,6 +168,12 @@ def renderer_of(policy: Policy, template_options: Mapping[str, Any] | None = Non
 def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
     ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
     return ids
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 of the vocabulary: equal digests mean that equal ids are equal tokens."""
+    entries = sorted((number, token) for token, number in tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
 def opening_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
