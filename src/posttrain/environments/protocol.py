@@ -44,9 +44,9 @@ class Reply:
 class Environment(Protocol):
     """Replies to the turns of one completion.  Both methods may be `async`.
 
-    Two attributes are optional.  `reproducible = False`: replies are not a function of row, seed and what was said; the
-    run then keeps them, and a resumed step reads them.  `stop_texts`: texts that end a turn, besides the stop tokens,
-    behind the token that completes one.
+    Three attributes are optional.  `reproducible = False`: replies are not a function of row, seed and what was said;
+    the run then keeps them, and a resumed step reads them.  `stop_texts`: texts that end a turn, besides the stop
+    tokens, behind the token that completes one.  `close()` is called when the completion has ended, however it did.
     """
 
     def reset(self, row: Mapping[str, object], seed: int) -> Said | Awaitable[Said | None] | None:
@@ -58,6 +58,10 @@ class Environment(Protocol):
 
     def reply(self, said: str) -> Reply | Awaitable[Reply | None] | None:
         """The reply to a turn; None lets the answer stand, and the completion ends."""
+
+
+def nothing() -> None:
+    """What closes where nothing is open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,13 @@ class Environments:
     max_turns: int
     """Most turns of the policy in a completion."""
     stop_texts: tuple[str, ...] = ()
+    only_at_stop_texts: bool = False
+    """Whether a turn that ends with a stop token, and not with a stop text, ends its completion unasked."""
     reproducible: bool = True
+    notes: tuple[str, ...] = ()
+    """Lines of the plan."""
+    close: Callable[[], None] = nothing
+    """Ends what the environments share, such as a sandbox; called once, with the session."""
 
 
 @runtime_checkable
@@ -92,6 +102,9 @@ class TurnRenderer(Protocol):
         policy's next turn.
         """
 
+    def messages(self, turns: Sequence["SaidAndReply"], said: str | None) -> tuple[Mapping[str, object], ...]:
+        """A completion as messages: the policy's turns with their calls, the replies, and the turn without a reply."""
+
 
 @dataclass(frozen=True, slots=True)
 class SaidAndReply:
@@ -99,3 +112,5 @@ class SaidAndReply:
 
     said: str
     reply: Said
+    stopped: bool = True
+    """Whether a stop token ended the turn; a stop text ends one without."""
