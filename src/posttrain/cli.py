@@ -15,6 +15,7 @@ COMMANDS = {
     "reward-model": ("train.reward_model", "train a reward model on pairs of answers"),
     "collect": ("collect", "make pairs of completions and have them judged: by rewards, a language model or people"),
     "irl": ("train.irl", "find the reward behind demonstrations"),
+    "launch": ("launch", "start a run with its servers, on this machine or as commands for several"),
     "phases": ("phases", "run phases of one recipe one after another, such as sft, reward model, rl"),
     "compare": ("compare", "run recipes at an equal budget, several seeds each, side by side"),
     "behaviours": ("behaviours", "show how often a run's completions check, go back or try again, over training"),

@@ -13,6 +13,7 @@ from posttrain.options import irl, training
 from posttrain.options.bounds import GIVEN, Rule, Rules, Unused, by_name, require_rules
 from posttrain.options.collect import CollectOptions, CollectRunOptions, JudgeOptions, RewardJudgeOptions
 from posttrain.options.model import ModelOptions
+from posttrain.options.placement import PlacementOptions
 from posttrain.options.reward import GradingOptions, RewardOptions
 from posttrain.options.rollout import ENGINE_OPTIONS, EngineOptions, InProcessOptions, RolloutOptions, SamplingOptions
 from posttrain.options.sandbox import SandboxOptions
@@ -36,7 +37,8 @@ CLASSES: dict[str, tuple[str, Mapping[str, Any]]] = {
 
 ORDER = (
     "world demonstrations features method model task rewards algorithm demonstrator grading sandbox engine rollout"
-    " sampling collect judge update sft reward_model dpo reference evaluation behaviours checkpoint tracker run"
+    " sampling collect judge update sft reward_model dpo reference evaluation behaviours checkpoint tracker placement"
+    " run"
 )
 """Sections as a written recipe and `--help` order them."""
 
@@ -163,6 +165,8 @@ class Config(TrainingSections, SampledSections):
     reference: training.ReferenceOptions = field(default_factory=training.ReferenceOptions)
     evaluation: training.EvaluationOptions = field(default_factory=training.EvaluationOptions)
     behaviours: training.BehaviourOptions = field(default_factory=training.BehaviourOptions)
+    placement: PlacementOptions = field(default_factory=PlacementOptions)
+    """Processes that `posttrain launch` starts; `posttrain rl` ignores it."""
 
     rules = (
         Unused("rollout.max_rows", {"engine.name": "in_process"}),

@@ -1,0 +1,147 @@
+"""`posttrain launch`: the processes of a recipe's `placement` on this machine, or as commands to type on several."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from posttrain.commands.arguments import LOADING, SplitArguments, TrustSwitch, split_arguments
+from posttrain.commands.flags import CommandSpec, given_flags
+from posttrain.commands.processes import POSTTRAIN, Process, follow, started, wait_until_ready
+from posttrain.config import Config
+from posttrain.options.model import ModelOptions
+from posttrain.options.placement import PlacementOptions
+from posttrain.runs.interruption import stopped_with_a_word, what_is_kept
+
+VLLM = (
+    "{python} -m vllm.entrypoints.openai.api_server --model {model} --host {host} --port {port} --enable-scale-out"
+    " --logprobs-mode processed_logprobs --generation-config vllm --no-enable-prefix-caching"
+    """ --weight-transfer-config '{{"backend":"safetensors_file"}}'"""
+)
+"""vLLM's server with what training needs of it; docs/guides/engines.md says why."""
+VLLM_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+LOCAL = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSwitches(TrustSwitch):
+    """How the processes of a recipe are started."""
+
+    by: Literal["processes", "ray"] = "processes"
+    """Start child processes of this one, or have Ray place them (extra `ray`)."""
+    dry_run: bool = False
+    """Print the commands, to type them by hand on one machine or several; start nothing."""
+    resume: str = ""
+    """Continue the run in this folder from its last checkpoint."""
+
+
+PROGRAM = CommandSpec(
+    name="posttrain launch [RECIPE.yaml ...]",
+    description="Start what a recipe's `placement` names on this machine: servers that sample, the environment's server"
+    " and `posttrain rl`, with a log file each.  It waits until the servers are ready, and ends all with the run.",
+    switches=LaunchSwitches(),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """The processes of a run."""
+
+    servers: tuple[Process, ...]
+    trainer: Process
+    logs: Path
+    placement: PlacementOptions
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start everything, wait for the run, and end everything."""
+    given = split_arguments(arguments, PROGRAM)
+    folder = given.switch("resume")
+    config, switches = given.resumed(Config, folder) if folder else given.configured(Config, given.recipes())
+    launch = launch_of(config, trainer_arguments(given))
+    if switches.dry_run:
+        print("\n".join(each.typed for each in (*launch.servers, launch.trainer)))
+        return 0
+    with stopped_with_a_word(lambda: what_is_kept(config.run.folder, "launch")):
+        if switches.by == "ray":
+            from posttrain.commands.ray_processes import run_by_ray
+
+            return run_by_ray(launch)
+        return run_here(launch)
+
+
+def trainer_arguments(given: SplitArguments) -> list[str]:
+    """What is typed behind `posttrain rl`: all but what only this command reads."""
+    own = {"by", "dry_run"}
+    flags = [flag for flag in given_flags(given.flags) if flag.path not in own]
+    return [*given.positional, *(word for flag in flags for word in (flag.spelled, *flag.words))]
+
+
+def launch_of(config: Config, arguments: Sequence[str]) -> Launch:
+    """The processes that a config places."""
+    placement, engines = config.placement, config.placement.engines
+    servers = [*engine_servers(config), *environment_servers(placement)]
+    flags: list[str] = []
+    if engines.count and "--resume" not in arguments:
+        urls = [f"http://{engines.host}:{engines.port + number}" for number in range(engines.count)]
+        flags += ["--engine.name", "http", "--engine.urls", *urls]
+        if placement.evaluation.engine:
+            flags += ["--engine.evaluation", f"http://{engines.host}:{engines.port + engines.count}"]
+    if placement.environment.command and "--resume" not in arguments:
+        flags += ["--environment.url", f"ws://{LOCAL}:{placement.environment.port}/ws"]
+    if placement.trainer.ranks > 1:
+        flags += ["--ranks", str(placement.trainer.ranks)]
+    trainer = Process(name="trainer", command=(*POSTTRAIN, "rl", *arguments, *flags))
+    logs = Path(f"{config.run.folder.rstrip('/')}-logs")
+    return Launch(servers=tuple(servers), trainer=trainer, logs=logs, placement=placement)
+
+
+def engine_servers(config: Config) -> Iterator[Process]:
+    engines = config.placement.engines
+    for number in range(engines.count + config.placement.evaluation.engine):
+        port = str(engines.port + number)
+        if engines.command or engines.kind == "vllm":
+            text = (engines.command or VLLM).format(
+                python=shlex.quote(engines.python), model=shlex.quote(config.model.path), host=engines.host, port=port
+            )
+            command = shlex.split(text)
+        else:
+            command = [*POSTTRAIN, "serve", config.model.path, "--rl", "--port", port]
+            command += [*(["--host", engines.host] if engines.host != LOCAL else []), *loading_flags(config.model)]
+        yield Process(
+            name=f"engine-{number}" if number < engines.count else "engine-evaluation",
+            command=tuple(command),
+            environment=VLLM_VARIABLES if engines.kind == "vllm" else {},
+            health=f"http://{engines.host}:{port}/health",
+        )
+
+
+def loading_flags(model: ModelOptions) -> Iterator[str]:
+    """The flags of the options that load a model, where they are not the default."""
+    plain = ModelOptions()
+    for name in LOADING:
+        value, usual = (getattr(options, name.partition(".")[2]) for options in (model, plain))
+        if value != usual:
+            words = [*map(str, value)] if isinstance(value, tuple) else [str(value)]
+            yield from (f"--{name.replace('_', '-')}", *words)
+
+
+def environment_servers(placement: PlacementOptions) -> Iterator[Process]:
+    environment = placement.environment
+    if environment.command:
+        port = str(environment.port)
+        command = tuple(shlex.split(environment.command.format(host=LOCAL, port=port)))
+        yield Process(name="environment", command=command, health=f"http://{LOCAL}:{port}/health")
+
+
+def run_here(launch: Launch) -> int:
+    """The processes as children of this one.  Ctrl-C lets the trainer save, and then ends all."""
+    stop_seconds = launch.placement.stop_seconds
+    with started(launch.servers, launch.logs, stop_seconds=stop_seconds) as servers:
+        for each in servers:
+            print(f"{each.process.name}: {each.process.typed}\n    log: {each.log}", flush=True)
+        wait_until_ready(servers, launch.placement.ready_seconds)
+        with started([launch.trainer], launch.logs, stop_seconds=stop_seconds) as (trainer,):
+            print(f"trainer: {launch.trainer.typed}\n    log: {trainer.log}", flush=True)
+            return follow(trainer, servers)

@@ -1,0 +1,86 @@
+"""The `placement` section of a recipe: which processes `posttrain launch` starts, and where they listen."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from posttrain.options.bounds import GIVEN, Bounded, NonNegativeInt, PositiveFloat, PositiveInt, Rule, Unused
+
+ListeningPort = Annotated[int, Ge(1), Le(65535)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerPlacement(Bounded):
+    """The process that trains."""
+
+    ranks: PositiveInt = 1
+    """Processes that share the model (`posttrain rl --ranks`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginesPlacement(Bounded):
+    """The servers that sample."""
+
+    count: NonNegativeInt = 0
+    """Servers that sample for training; 0 samples in the trainer."""
+    kind: Literal["posttrain", "vllm"] = "posttrain"
+    """`posttrain`: `posttrain serve MODEL --rl`.  `vllm`: vLLM's API server; its environment needs posttrain-vllm."""
+    python: str = ".venv-vllm/bin/python"
+    """The Python of vLLM's environment."""
+    command: str = ""
+    """A command in place of the usual one, split as a shell splits it, in which {model}, {host} and {port} are filled
+    in."""
+    host: str = "127.0.0.1"
+    """Address of the servers, as the trainer reaches them."""
+    port: ListeningPort = 8100
+    """Port of the first server; the others take those after it."""
+
+    rules = (
+        Rule("port", lambda o: o.port + o.count <= 65535, "leaves no ports for count = {o.count} servers.  Lower it."),
+        Unused("python", {"kind": "vllm"}),
+        Unused("kind python command host port", {"count": GIVEN}),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlacement(Bounded):
+    """The server that evaluates."""
+
+    engine: bool = False
+    """Start one more server, which samples for evaluations while the others sample for training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentPlacement(Bounded):
+    """The server of the environment."""
+
+    command: str = ""
+    """The command of an OpenEnv server, split as a shell splits it, in which {host} and {port} are filled in; empty
+    starts none."""
+    port: ListeningPort = 8300
+    """Port of that server."""
+
+    rules = (Unused("port", {"command": GIVEN}),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementOptions(Bounded):
+    """Processes of a run.  Only `posttrain launch` reads this section."""
+
+    trainer: TrainerPlacement = field(default_factory=TrainerPlacement)
+    engines: EnginesPlacement = field(default_factory=EnginesPlacement)
+    evaluation: EvaluationPlacement = field(default_factory=EvaluationPlacement)
+    environment: EnvironmentPlacement = field(default_factory=EnvironmentPlacement)
+    ready_seconds: PositiveFloat = 600.0
+    """Most seconds until every server answers /health."""
+    stop_seconds: PositiveFloat = 120.0
+    """Most seconds that the trainer has to save, and a server to end, after an interruption; then it is killed."""
+
+    rules = (
+        Rule(
+            "evaluation.engine",
+            lambda o: not o.evaluation.engine or o.engines.count > 0,
+            "needs servers, and engines.count = 0.  Set engines.count to at least 1.",
+        ),
+    )
