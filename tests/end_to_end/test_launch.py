@@ -14,6 +14,7 @@ import pytest
 from posttrain.cli import main
 from posttrain.commands.launch import launch_of
 from posttrain.commands.processes import Process, follow, started, wait_until_ready
+from posttrain.commands.ray_processes import started_by_ray
 from posttrain.config import load_recipe
 from posttrain.errors import RunError, UserError
 
@@ -147,6 +148,19 @@ def test_children_end_when_the_launcher_is_killed(tmp_path):
     while is_running(child) and time.monotonic() < until:
         time.sleep(0.05)
     assert not is_running(child)
+
+
+def test_actors_of_ray_hold_the_same_processes(tmp_path, free_port, capfd):
+    pytest.importorskip("ray", reason="Ray (pip install 'posttrain[ray]') is not part of the test environment")
+    with started_by_ray([server(tmp_path, free_port)], tmp_path / "logs", stop_seconds=5) as servers:
+        wait_until_ready(servers, 30)
+        failing = program("import sys; print('step 1'); sys.exit(3)")
+        with (
+            started_by_ray([failing], tmp_path / "logs", stop_seconds=5) as (trainer,),
+            pytest.raises(RunError, match="trainer: ended with exit code 3"),
+        ):
+            follow(trainer, servers)
+    assert "step 1" in capfd.readouterr().out
 
 
 def test_dry_run_prints_commands_that_can_be_typed(capsys):

@@ -1,14 +1,16 @@
 """`posttrain launch`: the processes of a recipe's `placement` on this machine, or as commands to type on several."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from posttrain.commands.arguments import LOADING, SplitArguments, TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec, given_flags
-from posttrain.commands.processes import POSTTRAIN, Process, follow, started, wait_until_ready
+from posttrain.commands.processes import POSTTRAIN, Process, RunningProcess, follow, started, wait_until_ready
+from posttrain.commands.ray_processes import started_by_ray
 from posttrain.config import Config
 from posttrain.options.model import ModelOptions
 from posttrain.options.placement import PlacementOptions
@@ -19,9 +21,13 @@ VLLM = (
     " --logprobs-mode processed_logprobs --generation-config vllm --no-enable-prefix-caching"
     """ --weight-transfer-config '{{"backend":"safetensors_file"}}'"""
 )
-"""vLLM's server with what training needs of it; docs/guides/engines.md says why."""
+"""The server of vLLM, with the flags that training needs."""
 VLLM_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 LOCAL = "127.0.0.1"
+
+
+Starter = Callable[..., AbstractContextManager[list[RunningProcess]]]
+"""Starts processes, and ends them with its block: `processes.started` or what does the same elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +70,7 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(each.typed for each in (*launch.servers, launch.trainer)))
         return 0
     with stopped_with_a_word(lambda: what_is_kept(config.run.folder, "launch")):
-        if switches.by == "ray":
-            from posttrain.commands.ray_processes import run_by_ray
-
-            return run_by_ray(launch)
-        return run_here(launch)
+        return run(launch, STARTED_BY[switches.by])
 
 
 def trainer_arguments(given: SplitArguments) -> list[str]:
@@ -135,13 +137,16 @@ def environment_servers(placement: PlacementOptions) -> Iterator[Process]:
         yield Process(name="environment", command=command, health=f"http://{LOCAL}:{port}/health")
 
 
-def run_here(launch: Launch) -> int:
-    """The processes as children of this one.  Ctrl-C lets the trainer save, and then ends all."""
+def run(launch: Launch, start: Starter) -> int:
+    """Servers first, then the trainer; Ctrl-C lets it save, and ends all."""
     stop_seconds = launch.placement.stop_seconds
-    with started(launch.servers, launch.logs, stop_seconds=stop_seconds) as servers:
+    with start(launch.servers, launch.logs, stop_seconds=stop_seconds) as servers:
         for each in servers:
             print(f"{each.process.name}: {each.process.typed}\n    log: {each.log}", flush=True)
         wait_until_ready(servers, launch.placement.ready_seconds)
-        with started([launch.trainer], launch.logs, stop_seconds=stop_seconds) as (trainer,):
+        with start([launch.trainer], launch.logs, stop_seconds=stop_seconds) as (trainer,):
             print(f"trainer: {launch.trainer.typed}\n    log: {trainer.log}", flush=True)
             return follow(trainer, servers)
+
+
+STARTED_BY: Mapping[str, Starter] = {"processes": started, "ray": started_by_ray}

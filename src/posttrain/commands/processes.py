@@ -122,8 +122,8 @@ def started(processes: Sequence[Process], logs: Path, *, stop_seconds: float) ->
             running.append(RunningProcess(each, logs / f"{each.name}.log"))
         yield running
     finally:
-        for each in reversed(running):
-            each.stop(stop_seconds)
+        for one in reversed(running):
+            one.stop(stop_seconds)
 
 
 def wait_until_ready(running: Sequence[RunningProcess], seconds: float) -> None:
