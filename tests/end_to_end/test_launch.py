@@ -13,7 +13,7 @@ import pytest
 
 from posttrain.cli import main
 from posttrain.commands.launch import launch_of
-from posttrain.commands.processes import Process, follow, started, wait_until_ready
+from posttrain.commands.processes import PlacedProcess, follow, started, wait_until_ready
 from posttrain.commands.ray_processes import started_by_ray
 from posttrain.config import load_recipe
 from posttrain.errors import RunError, UserError
@@ -38,15 +38,15 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def server(folder: Path, port: int, *, name: str = "engine-0", delay: float = 0.0) -> Process:
+def server(folder: Path, port: int, *, name: str = "engine-0", delay: float = 0.0) -> PlacedProcess:
     file = folder / "server.py"
     file.write_text(SERVER)
     command = (sys.executable, str(file), str(port), str(delay))
-    return Process(name=name, command=command, health=f"http://127.0.0.1:{port}/health")
+    return PlacedProcess(name=name, command=command, health=f"http://127.0.0.1:{port}/health")
 
 
-def program(text: str, name: str = "trainer") -> Process:
-    return Process(name=name, command=(sys.executable, "-c", text))
+def program(text: str, name: str = "trainer") -> PlacedProcess:
+    return PlacedProcess(name=name, command=(sys.executable, "-c", text))
 
 
 def is_running(number: int) -> bool:
@@ -70,7 +70,7 @@ def test_the_trainer_starts_once_servers_are_ready_and_all_end_with_it(tmp_path,
 
 
 def test_a_server_that_ends_before_it_is_ready_is_named_with_its_last_words(tmp_path, free_port):
-    broken = Process(
+    broken = PlacedProcess(
         name="engine-1",
         command=(sys.executable, "-c", "import sys; sys.exit('no such model')"),
         health=f"http://127.0.0.1:{free_port}/health",
@@ -85,7 +85,7 @@ def test_a_server_that_ends_before_it_is_ready_is_named_with_its_last_words(tmp_
 
 
 def test_a_server_that_never_answers_is_named_with_its_address(tmp_path, free_port):
-    silent = Process(
+    silent = PlacedProcess(
         name="environment",
         command=(sys.executable, "-c", "import time; time.sleep(60)"),
         health=f"http://127.0.0.1:{free_port}/health",
@@ -133,8 +133,8 @@ def test_children_end_when_the_launcher_is_killed(tmp_path):
     script.write_text(
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from posttrain.commands.processes import Process, started\n"
-        "sleeper = Process(name='sleeper', command=(sys.executable, '-c', 'import time; time.sleep(60)'))\n"
+        "from posttrain.commands.processes import PlacedProcess, started\n"
+        "sleeper = PlacedProcess(name='sleeper', command=(sys.executable, '-c', 'import time; time.sleep(60)'))\n"
         "with started([sleeper], Path(sys.argv[1]), stop_seconds=5) as (running,):\n"
         "    print(running.handle.pid, flush=True)\n"
         "    time.sleep(60)\n"

@@ -9,7 +9,7 @@ from typing import Literal
 
 from posttrain.commands.arguments import LOADING, SplitArguments, TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec, given_flags
-from posttrain.commands.processes import POSTTRAIN, Process, RunningProcess, follow, started, wait_until_ready
+from posttrain.commands.processes import POSTTRAIN, PlacedProcess, RunningProcess, follow, started, wait_until_ready
 from posttrain.commands.ray_processes import started_by_ray
 from posttrain.config import Config
 from posttrain.options.model import ModelOptions
@@ -54,8 +54,8 @@ PROGRAM = CommandSpec(
 class Launch:
     """The processes of a run."""
 
-    servers: tuple[Process, ...]
-    trainer: Process
+    servers: tuple[PlacedProcess, ...]
+    trainer: PlacedProcess
     logs: Path
     placement: PlacementOptions
 
@@ -94,12 +94,12 @@ def launch_of(config: Config, arguments: Sequence[str]) -> Launch:
         flags += ["--environment.url", f"ws://{LOCAL}:{placement.environment.port}/ws"]
     if placement.trainer.ranks > 1:
         flags += ["--ranks", str(placement.trainer.ranks)]
-    trainer = Process(name="trainer", command=(*POSTTRAIN, "rl", *arguments, *flags))
+    trainer = PlacedProcess(name="trainer", command=(*POSTTRAIN, "rl", *arguments, *flags))
     logs = Path(f"{config.run.folder.rstrip('/')}-logs")
     return Launch(servers=tuple(servers), trainer=trainer, logs=logs, placement=placement)
 
 
-def engine_servers(config: Config) -> Iterator[Process]:
+def engine_servers(config: Config) -> Iterator[PlacedProcess]:
     engines = config.placement.engines
     for number in range(engines.count + config.placement.evaluation.engine):
         port = str(engines.port + number)
@@ -111,7 +111,7 @@ def engine_servers(config: Config) -> Iterator[Process]:
         else:
             command = [*POSTTRAIN, "serve", config.model.path, "--rl", "--port", port]
             command += [*(["--host", engines.host] if engines.host != LOCAL else []), *loading_flags(config.model)]
-        yield Process(
+        yield PlacedProcess(
             name=f"engine-{number}" if number < engines.count else "engine-evaluation",
             command=tuple(command),
             environment=VLLM_VARIABLES if engines.kind == "vllm" else {},
@@ -129,12 +129,12 @@ def loading_flags(model: ModelOptions) -> Iterator[str]:
             yield from (f"--{name.replace('_', '-')}", *words)
 
 
-def environment_servers(placement: PlacementOptions) -> Iterator[Process]:
+def environment_servers(placement: PlacementOptions) -> Iterator[PlacedProcess]:
     environment = placement.environment
     if environment.command:
         port = str(environment.port)
         command = tuple(shlex.split(environment.command.format(host=LOCAL, port=port)))
-        yield Process(name="environment", command=command, health=f"http://{LOCAL}:{port}/health")
+        yield PlacedProcess(name="environment", command=command, health=f"http://{LOCAL}:{port}/health")
 
 
 def run(launch: Launch, start: Starter) -> int:

@@ -32,7 +32,7 @@ POSTTRAIN = (sys.executable, "-m", "posttrain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class PlacedProcess:
     """A process to start."""
 
     name: str
@@ -63,7 +63,7 @@ def end_with_parent() -> None:
 class RunningProcess:
     """A process that was started."""
 
-    def __init__(self, process: Process, log: Path) -> None:
+    def __init__(self, process: PlacedProcess, log: Path) -> None:
         self.process, self.log = process, log
         with open(log, "ab", opener=no_link) as output:
             self.began_at = output.tell()
@@ -113,7 +113,7 @@ class RunningProcess:
 
 
 @contextmanager
-def started(processes: Sequence[Process], logs: Path, *, stop_seconds: float) -> Iterator[list[RunningProcess]]:
+def started(processes: Sequence[PlacedProcess], logs: Path, *, stop_seconds: float) -> Iterator[list[RunningProcess]]:
     """Start processes in order; at the end all are ended, the last one first."""
     logs.mkdir(parents=True, exist_ok=True)
     running: list[RunningProcess] = []

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from posttrain.commands.processes import Process, RunningProcess
+from posttrain.commands.processes import PlacedProcess, RunningProcess
 from posttrain.errors import UserError
 
 INSTALL = "--by ray: Ray is not installed.  Run: pip install 'posttrain[ray]'"
@@ -21,7 +21,7 @@ CPUS = 1
 class ActorProcess(RunningProcess):
     """A process that an actor started, seen from here."""
 
-    def __init__(self, process: Process, log: Path, actor: Any) -> None:
+    def __init__(self, process: PlacedProcess, log: Path, actor: Any) -> None:
         import ray
 
         self.process, self.log, self.actor, self.get = process, log, actor, ray.get
@@ -58,7 +58,7 @@ class Holder:
     def __init__(self) -> None:
         self.running: RunningProcess | None = None
 
-    def start(self, process: Process, log: str) -> int:
+    def start(self, process: PlacedProcess, log: str) -> int:
         self.running = RunningProcess(process, Path(log))
         return self.running.began_at
 
@@ -71,7 +71,9 @@ class Holder:
 
 
 @contextmanager
-def started_by_ray(processes: Sequence[Process], logs: Path, *, stop_seconds: float) -> Iterator[list[RunningProcess]]:
+def started_by_ray(
+    processes: Sequence[PlacedProcess], logs: Path, *, stop_seconds: float
+) -> Iterator[list[RunningProcess]]:
     """`processes.started`, with actors in one placement group."""
     try:
         import ray
