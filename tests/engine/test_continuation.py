@@ -218,7 +218,7 @@ def test_kept_rows_count_as_rows_and_the_oldest_go_first(monkeypatch: pytest.Mon
         assert len(sampling.kept) == 4
         sampling.put([replace(each, draw=7) for each in of_prompts((3,), size=1, limit=2)])
         everything(sampling, 1)
-        kept = [each.continuation for each in first if (0, each.continuation.sample) in sampling.kept]
+        kept = [each.continuation for each in first if (None, 0, each.continuation.sample) in sampling.kept]
         assert len(sampling.kept) == 4
         assert len(kept) == 3  # one gave its place to draw 7
         sampling.put([behind(each, (), 2) for each in first])
@@ -280,12 +280,9 @@ def test_what_cannot_be_continued_is_refused_before_anything_is_open(name: str) 
             sampling.take(1)
 
 
-def test_one_sampling_is_open_at_a_time_and_weights_are_loaded_between() -> None:
+def test_a_closed_sampling_samples_no_more_and_weights_are_loaded_between() -> None:
     engine = engine_of("decoder")
     sampling = engine.open(REQUEST)
-    for again in (lambda: engine.open(REQUEST), lambda: engine.load(None, 1)):
-        with refused("Close it first"):
-            again()
     sampling.put(of_prompts((3,), size=1))
     sampling.close()
     sampling.close()
@@ -294,6 +291,35 @@ def test_one_sampling_is_open_at_a_time_and_weights_are_loaded_between() -> None
     engine.load(None, 1)
     (done,) = sampled_of(engine, of_prompts((3,), size=1), REQUEST)
     assert done.versions == ((1, len(done.tokens)),)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_two_samplings_side_by_side_are_each_as_it_is_alone(path: str) -> None:
+    engine, other = engine_of(path), replace(REQUEST, sampling=SamplingParams(greedy=True))
+    both = of_prompts((3, 7, 1), limit=9)
+    alone = [sampled_of(engine_of(path), both, each) for each in (REQUEST, other)]
+    with engine.open(REQUEST) as first:
+        first.put(both)
+        with pytest.raises(SamplingTimeout):
+            first.take(0)
+        with engine.open(other) as second:
+            second.put(both)
+            done = everything(second, 9)
+        assert_same(done, alone[1])
+        assert_same(everything(first, 9), alone[0])
+
+
+def test_steps_with_keys_of_their_own_share_a_sampling() -> None:
+    engine, keys = engine_of("decoder"), [StreamKey(4, "test", step) for step in (2, 3)]
+    wanted = [[replace(each, key=key) for each in of_prompts((3, 7), limit=7)] for key in keys]
+    with engine.open(replace(REQUEST, key=StreamKey(0, "another", 0), keep=True)) as sampling:
+        sampling.put([each for pair in zip(*wanted, strict=True) for each in pair])
+        done = everything(sampling, 12)
+        assert len(sampling.kept) == 12
+    for key, expected in zip(keys, (sampled_of(engine, each, REQUEST) for each in wanted), strict=True):
+        assert_same([each for each in done if each.continuation.key == key], expected)
+    alone = sampled_of(engine, of_prompts((3, 7), limit=7), replace(REQUEST, key=keys[1]))
+    assert_same([each for each in done if each.continuation.key == keys[1]], alone)
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

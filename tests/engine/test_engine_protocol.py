@@ -206,15 +206,6 @@ def test_a_fault_is_told_with_engine_prompt_and_sample(fault: str) -> None:
     mentions(str(error.value), "engine ChangedEngine, prompt p", f", sample 1: {says}")
 
 
-@pytest.mark.parametrize("logprob", [0.0, 1e-4], ids=["certain", "rounded"])
-def test_a_certain_token_and_a_rounded_one_pass(logprob: float) -> None:
-    def certain(sampled: Sampled) -> Sampled:
-        return given(sampled, 1, logprobs=(logprob,), versions=((0, 1),))
-
-    groups = sample_groups(ChangedEngine(tiny_policy(), certain), ASKED, REQUEST)
-    assert {rollout.logprobs for group in groups for rollout in group.rollouts} == {(logprob,)}
-
-
 class Returning(InProcessEngine):
     """Ours, with a change of what each `take` returns."""
 
@@ -224,6 +215,45 @@ class Returning(InProcessEngine):
 
     def open(self, request: Any) -> Any:
         return ChangedSampling(super().open(request), self.change)
+
+
+@pytest.mark.parametrize(
+    ("versions", "says"),
+    [
+        (((4, 1), (6, 1)), None),
+        (((5, 2),), None),
+        (
+            ((3, 1), (6, 1)),
+            "sampled by version 3 of the weights, where version 6 was loaded last, and 4 when it was put",
+        ),
+        (((6, 1), (7, 1)), "sampled by version 7"),
+        (((6, 1), (4, 1)), "later tokens have later weights"),
+    ],
+)
+def test_weights_loaded_meanwhile_sample_some_tokens_and_none_is_older_than_those_at_the_put(
+    versions: tuple[tuple[int, int], ...], says: str | None
+) -> None:
+    def changed(done: list[Sampled]) -> list[Sampled]:
+        engine.load(None, 6)  # type: ignore[arg-type]
+        return [given(each, 1, 1, versions=versions) for each in done]
+
+    engine = Returning(changed)
+    engine.load(None, 4)  # type: ignore[arg-type]
+    if says is None:
+        groups = sample_groups(engine, ASKED, REQUEST)
+        assert all(rollout.weights_version == versions[0][0] for group in groups for rollout in group.rollouts)
+        return
+    with pytest.raises(RunError, match=says):
+        sample_groups(engine, ASKED, REQUEST)
+
+
+@pytest.mark.parametrize("logprob", [0.0, 1e-4], ids=["certain", "rounded"])
+def test_a_certain_token_and_a_rounded_one_pass(logprob: float) -> None:
+    def certain(sampled: Sampled) -> Sampled:
+        return given(sampled, 1, logprobs=(logprob,), versions=((0, 1),))
+
+    groups = sample_groups(ChangedEngine(tiny_policy(), certain), ASKED, REQUEST)
+    assert {rollout.logprobs for group in groups for rollout in group.rollouts} == {(logprob,)}
 
 
 @pytest.mark.parametrize(

@@ -225,8 +225,9 @@ class StaticSteps(DecoderSteps):
         self.layers = [self.decoder.layer(index).owned() for index in range(self.decoder.num_layers)]
         self.output_layer = policy.output_layer.copy()
         self.head = self.output_layer.matrix
-        self._slots = KeyValueSlots(block=GRAPH_BLOCK, round_rows=True)
-        self._steps: dict[tuple[int, int, int], _StaticStep] = {}
+        self._slots: list[KeyValueSlots] = []
+        self._in_use = 0
+        self._steps: dict[tuple[int, int, int, int], _StaticStep] = {}
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -235,20 +236,30 @@ class StaticSteps(DecoderSteps):
         self.output_layer.take_over(self.policy.output_layer)
 
     def release(self) -> None:
-        """Nothing to do: captured steps read the weights where they are."""
+        """Keep one cache, with its captured steps, which read the weights where they are."""
+        self._in_use = 0
+        del self._slots[1:]
+        first = {id(each) for each in self._slots}
+        self._steps = {key: step for key, step in self._steps.items() if key[0] in first}
 
     def slots(self) -> KeyValueSlots:
-        """The emptied cache; one sampling uses it at a time."""
-        self._slots.clear()
-        return self._slots
+        """An emptied cache: that of an earlier sampling, unless it is still in use."""
+        if self._in_use == len(self._slots):
+            self._slots.append(KeyValueSlots(block=GRAPH_BLOCK, round_rows=True))
+        slots = self._slots[self._in_use]
+        self._in_use += 1
+        slots.clear()
+        return slots
 
     def step(self, tokens: Int64[Tensor, " row"], slots: KeyValueSlots) -> Float[Tensor, "row vocab"]:
         lengths = slots.begin_step()
         rows = power_of_two(len(tokens))
         width = (int(lengths.max()) // GRAPH_BLOCK + 1) * GRAPH_BLOCK
-        key = (rows, width, slots.times_moved)
+        key = (id(slots), slots.times_moved, rows, width)
         if key not in self._steps:
-            self._steps = {other: step for other, step in self._steps.items() if other[2] == slots.times_moved}
+            self._steps = {
+                other: step for other, step in self._steps.items() if other[0] != key[0] or other[:2] == key[:2]
+            }
             self._steps[key] = _StaticStep(self, slots.layers, rows, width)
         logits = self._steps[key](tokens, lengths)
         slots.end_step()

@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
@@ -15,6 +16,8 @@ from posttrain.generation.sampling import require_finite, sample
 from posttrain.models.policy import Policy
 from posttrain.records import Alternatives, Finish
 
+PREFILL_TOKENS = 16384
+"""Tokens of prefixes that go through the model at once."""
 BLOCK = 64
 """Room in a cache is made for this many tokens a row at a time."""
 
@@ -92,6 +95,13 @@ class Member:
     continuation: Continuation
     given: list[int]
     """Tokens of the prefix that have yet to go through the model, the next one last."""
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """(version, tokens): what earlier weights sampled of it."""
+
+    def spans(self, version: int, length: int) -> list[tuple[int, int]]:
+        """The versions behind its `length` tokens, of which `version` sampled the last ones."""
+        rest = length - sum(count for _, count in self.versions)
+        return [*self.versions, *([(version, rest)] if rest else [])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,12 +211,39 @@ class Rows:
 
     def _add(self, members: Sequence[Member]) -> None:
         device, new = self.policy.device, [member.continuation for member in members]
-        rows = [(each.draw, each.sample, each.first_position) for each in new]
         width = max(self.columns.width, *(each.limit for each in new))
-        table = uniform_table(self.request.key, rows, count=width)
+        table = np.empty((len(new), width))
+        keys = [each.key or self.request.key for each in new]
+        for key in dict.fromkeys(keys):
+            of_key = [row for row, each in enumerate(keys) if each == key]
+            places = [(new[row].draw, new[row].sample, new[row].first_position) for row in of_key]
+            table[of_key] = uniform_table(key, places, count=width)
         limit = torch.tensor([each.limit for each in new], device=device)
         self.columns = self.columns.add(limit, torch.from_numpy(table).to(device))
         self.members += members
+
+    def reload(self, version: int) -> None:
+        """Go on with other weights: what is cached of every row is computed anew from its tokens."""
+        none = torch.zeros(0, dtype=torch.long, device=self.policy.device)
+        self.slots.move(none, none, 0)
+        counts, sampled = self.columns.count.tolist(), self.columns.tokens.tolist()
+        chunk: list[tuple[int, ...]] = []
+        for member, count, tokens in zip(self.members, counts, sampled, strict=True):
+            member.versions = member.spans(self.weights_version, count)
+            prefix = member.continuation.prefix
+            known = prefix[: len(prefix) - len(member.given)] + tuple(tokens[: max(count - 1, 0)])
+            if chunk and sum(map(len, chunk)) + len(known) > PREFILL_TOKENS:
+                self._prefill(chunk)
+                chunk = []
+            chunk.append(known)
+        if chunk:
+            self._prefill(chunk)
+        self.weights_version = version
+        self.finished = [(each, None) for each, _ in self.finished]
+
+    def _prefill(self, sequences: Sequence[tuple[int, ...]]) -> None:
+        prefilled = self.steps.prefill(sequences)
+        self.slots.add(prefilled.cached, prefilled.lengths)
 
     def decode(self) -> None:
         """One more token through every row; sampled where the row has no more given ones."""
@@ -280,7 +317,7 @@ class Rows:
                 cut_logprobs=tuple(cut[:length]) if self.request.sampling.cuts else None,
                 alternatives=kept.alternatives_of(row, length) if self.request.keep_alternatives else None,
                 finish=Finish.STOP if stop else Finish.LENGTH,
-                versions=((self.weights_version, length),),
+                versions=tuple(member.spans(self.weights_version, length)),
             )
             cache = KeptRow(sampled.sequence, *self.slots.row(row)) if self.request.keep else None
             self.finished.append((sampled, cache))

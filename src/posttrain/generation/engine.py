@@ -27,7 +27,7 @@ class Sampling(Protocol):
     """Completions under way, all of one request; a context manager.  Continuations may be put at any time."""
 
     def put(self, continuations: Sequence[Continuation]) -> None:
-        """Sample these as well.  A pair of draw and sample is open once at a time.
+        """Sample these as well.  Of the streams of one key, a pair of draw and sample is open once at a time.
 
         Raises UserError where one leaves no room in the model's context.
         """
@@ -103,7 +103,10 @@ class Engine(Protocol):
         """The version that was loaded last: the number of optimiser updates behind the weights."""
 
     def load(self, weights: "ExportedWeights", version: int) -> None:
-        """Sample from these weights from now on.  They change after the call: read them before it returns."""
+        """Sample from these weights from now on.  They change after the call: read them before it returns.
+
+        Completions under way go on with them from their next token, and what is cached is computed anew.
+        """
 
     def open(self, request: Request) -> Sampling:
         """Start sampling."""
@@ -195,13 +198,14 @@ def sample_all(
 ) -> list[Sampled]:
     """The result of each continuation, in their order."""
     found: dict[tuple[int, int], Sampled] = {}
+    oldest = engine.weights_version
     with opened(engine, request) as sampling:
         sampling.put(continuations)
         open_ones = {(each.draw, each.sample): each for each in continuations}
         waited = 0.0
         while open_ones:
             began = time.monotonic()
-            done = take_checked(sampling, engine, look_seconds)
+            done = take_checked(sampling, engine, look_seconds, oldest)
             waited = 0.0 if done else waited + time.monotonic() - began
             if waited > engine.patience_seconds:
                 raise SamplingTimeout(type(engine).__name__, engine.patience_seconds, len(open_ones))
@@ -225,11 +229,14 @@ def opened(engine: Engine, request: Request) -> Sampling:
     return engine.open(request)
 
 
-def take_checked(sampling: Sampling, engine: Engine, look_seconds: float | None = None) -> list[Sampled]:
+def take_checked(
+    sampling: Sampling, engine: Engine, look_seconds: float | None = None, oldest: int | None = None
+) -> list[Sampled]:
     """The next completions, checked; none where none was done in `look_seconds`.
 
-    Without `look_seconds` it waits as long as the engine's patience and then raises SamplingTimeout.  Raises RunError,
-    which names engine, prompt and sample, where a completion is unsound.
+    Without `look_seconds` it waits as long as the engine's patience and then raises SamplingTimeout.  `oldest` is the
+    version of the weights when they were put; None is the one that was loaded last.  Raises RunError, which names
+    engine, prompt and sample, where a completion is unsound.
     """
     try:
         done = sampling.take(engine.patience_seconds if look_seconds is None else look_seconds)
@@ -240,7 +247,7 @@ def take_checked(sampling: Sampling, engine: Engine, look_seconds: float | None 
     if not done:
         raise RunError(f"engine {type(engine).__name__}: take returned nothing.  Return at least one, or raise.")
     for sampled in done:
-        fault = sampled_fault(sampled, engine)
+        fault = sampled_fault(sampled, engine, oldest)
         if fault is not None:
             raise RunError(f"{named(engine, sampled)}: {fault}.")
     return done
@@ -250,7 +257,7 @@ def named(engine: Engine, sampled: Sampled) -> str:
     return f"engine {type(engine).__name__}, {sampled.continuation.label}"
 
 
-def sampled_fault(sampled: Sampled, engine: Engine) -> str | None:
+def sampled_fault(sampled: Sampled, engine: Engine, oldest: int | None = None) -> str | None:
     """The fault of a completion in its length, its end, its log-probs or its weights; None where it is sound."""
     num_tokens, logprobs, cut = len(sampled.tokens), sampled.logprobs, sampled.cut_logprobs
     limit, version = sampled.continuation.limit, engine.weights_version
@@ -267,9 +274,14 @@ def sampled_fault(sampled: Sampled, engine: Engine) -> str | None:
             return f"{kind}[{place}] = {numbers[place]}, where log μ of a sampled token is finite and at most 0"
     if sum(count for _, count in sampled.versions) != num_tokens:
         return f"versions = {sampled.versions} for {num_tokens} tokens.  The counts sum to the number of tokens"
-    other = next((each for each, _ in sampled.versions if each != version), version)
-    if other != version:
-        return f"sampled by version {other} of the weights, where version {version} was loaded last"
+    spans = [each for each, _ in sampled.versions]
+    low = version if oldest is None else oldest
+    other = next((each for each in spans if not low <= each <= version), None)
+    if other is not None:
+        since = "" if low == version else f", and {low} when it was put"
+        return f"sampled by version {other} of the weights, where version {version} was loaded last{since}"
+    if spans != sorted(spans):
+        return f"versions = {sampled.versions}: later tokens have later weights"
     return None
 
 

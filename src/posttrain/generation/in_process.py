@@ -4,6 +4,9 @@ Each prefix is prefilled once.  A row that finishes leaves the batch at once and
 completion is a function of its prefix, the weights and its stream of uniform numbers: other continuations, their order,
 the time of `put` and `max_rows` change nothing.
 
+Weights may be loaded while completions are under way: each goes on with the new weights from its next token, and all
+that is cached is computed anew.
+
 Where the request keeps caches, a continuation of a result reuses its cache: given tokens behind it go through the model
 one a step, with the other rows.  If they are too many (`GIVEN_SHARE`) or the cache was freed, all is prefilled again.
 """
@@ -17,23 +20,23 @@ import torch
 
 from posttrain.errors import UserError
 from posttrain.generation.decoder_steps import DecoderSteps, StaticSteps
-from posttrain.generation.decoding_rows import KeptRow, PendingPrefix, Rows, Steps
+from posttrain.generation.decoding_rows import PREFILL_TOKENS, KeptRow, PendingPrefix, Rows, Steps
 from posttrain.generation.engine import Sampling, SamplingTimeout
 from posttrain.generation.model_steps import ModelSteps, RecomputedSteps
-from posttrain.generation.request import Continuation, Request, Sampled
+from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
 from posttrain.models.context import num_embeddings, require_embeddings
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
 
-PREFILL_TOKENS = 16384
-"""Prefix tokens that go through the model at once."""
 REFILL_SHARE = 4
 """Waiting rows are let in once one row in this many is free."""
 GIVEN_SHARE = 2
 """A cache is reused for given tokens if it holds at least this many times as many."""
 
 WaitingPrefix = tuple[tuple[int, ...], deque[Continuation]]
+Place = tuple[StreamKey | None, int, int]
+"""Streams, draw and sample of a completion."""
 
 
 class InProcessEngine:
@@ -48,25 +51,34 @@ class InProcessEngine:
         self.policy, self.max_rows, self.weights_version = policy, max_rows, 0
         self.tokenizer, self.stop_ids, self.max_positions = policy.tokenizer, policy.stop_ids, policy.max_positions
         self._steps: Steps | None = None
-        self._open: InProcessSampling | None = None
+        self._open: list[InProcessSampling] = []
 
     def load(self, weights: ExportedWeights, version: int) -> None:
-        """Note the version: the weights are the trainer's own, and every sampling reads them anew."""
-        self._require_closed("load")
+        """Note the version: the weights are the trainer's own.  Open samplings read them now, later ones when opened.
+
+        Between a change of the weights and this call nothing may be sampled.
+        """
         self.weights_version = version
+        if self._open and self._steps is not None:
+            self._steps.refresh()
+            for sampling in self._open:
+                sampling.reload()
 
     def open(self, request: Request) -> "InProcessSampling":
-        """Start sampling, one sampling at a time, from the weights as they are now."""
-        self._require_closed("open")
+        """Start sampling from the weights as they are now; several samplings may be open, each with its own cache."""
         self.policy.require_as_made()
         if self._steps is None:
             self._steps = steps_for(self.policy)
-        self._open = InProcessSampling(self, self._steps, request)
-        return self._open
+        if not self._open:
+            self._steps.refresh()
+        self._open.append(InProcessSampling(self, self._steps, request))
+        return self._open[-1]
 
-    def _require_closed(self, call: str) -> None:
-        if self._open is not None and not self._open.closed:
-            raise UserError(f"engine {type(self).__name__}: {call}: a sampling is still open.  Close it first.")
+    def forget(self, sampling: "InProcessSampling") -> None:
+        """Called by a sampling that closes; with the last one goes what only samplings need."""
+        self._open.remove(sampling)
+        if not self._open and self._steps is not None:
+            self._steps.release()
 
 
 class InProcessSampling(Sampling):
@@ -84,10 +96,9 @@ class InProcessSampling(Sampling):
         self.pending: deque[PendingPrefix] = deque()
         """Prefilled prefixes whose continuations have not all started."""
         self.continuing: list[tuple[KeptRow, Continuation]] = []
-        self.kept: dict[tuple[int, int], KeptRow] = {}
-        """By draw and sample, the oldest first."""
+        self.kept: dict[Place, KeptRow] = {}
+        """The oldest first."""
         self.num_open, self.num_tokens = 0, num_embeddings(self.policy.model)
-        steps.refresh()
         self.rows = Rows(self.policy, steps, request, weights_version=engine.weights_version)
 
     def put(self, continuations: Sequence[Continuation]) -> None:
@@ -102,9 +113,9 @@ class InProcessSampling(Sampling):
         self.num_open += len(continuations)
         prefix, group = None, deque[Continuation]()
         for each in continuations:
-            kept = self.kept.get((each.draw, each.sample))
+            kept = self.kept.get(place_of(each))
             if kept is not None and each.prefix[: len(kept.tokens)] == kept.tokens:
-                del self.kept[each.draw, each.sample]
+                del self.kept[place_of(each)]
                 if GIVEN_SHARE * (len(each.prefix) - len(kept.tokens)) <= kept.length:
                     self.continuing.append((kept, each))
                     continue
@@ -126,18 +137,28 @@ class InProcessSampling(Sampling):
         finished, self.rows.finished = self.rows.finished, []
         for sampled, cache in finished:
             if cache is not None:
-                self.kept[sampled.continuation.draw, sampled.continuation.sample] = cache
+                self.kept[place_of(sampled.continuation)] = cache
         self.num_open -= len(finished)
         return [sampled for sampled, _ in finished]
 
     def release(self, sampled: Iterable[Sampled]) -> None:
         for each in sampled:
-            self.kept.pop((each.continuation.draw, each.continuation.sample), None)
+            self.kept.pop(place_of(each.continuation), None)
+
+    @torch.inference_mode()
+    def reload(self) -> None:
+        """Go on with the weights that were loaded just now."""
+        started = [(item.waiting[0].prefix, item.waiting) for item in self.pending]
+        continued = [(each.prefix, deque([each])) for _, each in self.continuing]
+        self.waiting.extendleft(reversed([*started, *continued]))
+        for stale in (self.pending, self.continuing, self.kept):
+            stale.clear()
+        self.rows.reload(self.engine.weights_version)
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self.steps.release()
+            self.engine.forget(self)
             for held in (self.waiting, self.pending, self.continuing, self.kept):
                 held.clear()
             del self.rows  # with the caches of what was under way
@@ -183,6 +204,10 @@ class InProcessSampling(Sampling):
             if not item.waiting:
                 self.pending.popleft()
         self.rows.start(starting)
+
+
+def place_of(continuation: Continuation) -> Place:
+    return continuation.key, continuation.draw, continuation.sample
 
 
 def steps_for(policy: Policy) -> Steps:
