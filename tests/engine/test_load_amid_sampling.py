@@ -1,6 +1,7 @@
 """Weights that are loaded while completions are under way."""
 
 import copy
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from posttrain.models.forward import Completions, PlainForward
 from posttrain.models.policy import Policy
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Finish
-from tests.engine.test_continuation import PATHS, Counted, behind, engine_of, everything, of_prompts, place_of
+from tests.engine.test_continuation import PATHS, Counted, behind, engine_of, everything, of_prompts
 from tests.support.tiny import tiny_policy
 
 REQUEST = Request(sampling=SamplingParams(), key=StreamKey(4, "test", 2))
@@ -55,10 +56,8 @@ def test_each_token_has_the_log_prob_of_the_weights_that_its_span_names(path: st
         sampling.put(of_prompts((3, 7, 1, 12, 2, 9, 4, 5), size=8, limit=24))
         for version in (1, 2):
             for _ in range(6):
-                try:
+                with suppress(SamplingTimeout):
                     done += sampling.take(0)
-                except SamplingTimeout:
-                    pass
             moved(policy, version)
             weights.append(copy.deepcopy(policy))
             engine.load(None, version)
@@ -125,10 +124,8 @@ def everything_of(path: str, wanted: list[Continuation], loads: int) -> list[Sam
         other.put(wanted)
         for version in range(1, loads + 1):
             for sampling, into in ((first, done), (other, list[Sampled]())):
-                try:
+                with suppress(SamplingTimeout):
                     into += sampling.take(0)
-                except SamplingTimeout:
-                    pass
             engine.load(None, version)
         other.close()
         return sorted(
