@@ -52,6 +52,10 @@ class SamplingFields:
     """For a request without a stream key."""
     detokenize: bool = False
     """vLLM needs it for `stop`."""
+    ignore_eos: bool = False
+    """Of vLLM: end at `stop_token_ids` only, and not also at those of its own configuration."""
+    prompt_logprobs: Annotated[int, Ge(0), Le(20)] | None = None
+    """Of vLLM: 0 gives the log-probs of the prompt's tokens, at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,23 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PutTogether:
+    """Which requests a client sends at once.
+
+    A server that begins them at once, in their order, decodes the rows side by side that one process would, and so has
+    the last bits of its log-probs.
+    """
+
+    __pydantic_config__ = STRICT
+    name: str
+    """The same for all of them, and for no others."""
+    size: Annotated[int, Ge(1)]
+    """How many requests there are."""
+    place: Count
+    """Of this request in their order, from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFields(Stream):
     """What vLLM does not know: the stream that tokens are drawn with, and more of `Request`."""
 
@@ -75,6 +96,8 @@ class OwnFields(Stream):
     suppressed: tuple[Token, ...] = ()
     keep: bool = False
     """Whether the completions may be continued: see `Request.keep`."""
+    together: PutTogether | None = None
+    """None begins the request at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +134,14 @@ class SampledLogprob(TokenLogprob):
         """The `count` likeliest tokens, likeliest first.  vLLM lists the sampled token first, whatever its rank."""
         ranked = sorted((each for each in self.top_logprobs if each.rank is not None), key=lambda each: each.rank or 0)
         return tuple((each.token_id, each.logprob) for each in ranked[:count])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprob:
+    """A token of the prompt."""
+
+    __pydantic_config__ = OPEN
+    logprob: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +188,8 @@ class GenerateResponse:
     __pydantic_config__ = OPEN
     request_id: str
     choices: tuple[Choice, ...]
+    prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
+    """Of vLLM where the request asks for them: for each token of the prompt, by its id; none for the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
