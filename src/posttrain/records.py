@@ -67,6 +67,9 @@ class TokenSequence:
     `first` on."""
     finish: Finish | None = None
     """Why it ended; None where nothing was sampled."""
+    ends_in_stop_token: bool = False
+    """Whether the last token is a stop token although `finish` is not STOP: the environment or a limit ended the
+    conversation behind the turn."""
     messages: tuple[Mapping[str, Any], ...] | None = None
     """The chat turns behind the tokens, where they are known."""
 
@@ -109,7 +112,8 @@ class TokenSequence:
     @property
     def text_tokens(self) -> tuple[int, ...]:
         """The tokens that write text: all but a stop token at the end."""
-        return self.tokens[:-1] if self.finish is not None and self.finish.has_stop_token else self.tokens
+        stopped = self.ends_in_stop_token or (self.finish is not None and self.finish.has_stop_token)
+        return self.tokens[:-1] if stopped else self.tokens
 
     def first(self, count: int) -> "TokenSequence":
         """A demonstration's beginning, of at most this many tokens."""

@@ -1,0 +1,221 @@
+"""Threads on which environments reply, each reply with a deadline, and an event loop for those with async methods.
+
+What an environment does is other people's code: it may raise, return anything, be late or never return.  All of that is
+an `Exchange` with a failure; a thread that never returns is left behind and replaced.
+"""
+
+import asyncio
+import inspect
+import math
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar, cast
+
+from posttrain.environments.protocol import Environments, Reply, Said
+from posttrain.records import ToolCall
+
+GRACE_SECONDS = 0.25
+"""How long a reply is waited for behind its deadline, so that an event loop can end it."""
+LOOK_SECONDS = 0.1
+"""How often late replies are looked for."""
+
+Place = TypeVar("Place")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """What the policy said, and what came of it; the first of a completion is its `reset`."""
+
+    said: str = ""
+    reply: Reply | None = None
+    """None lets the answer stand; for `reset`, it adds nothing to the prompt."""
+    failure: str = ""
+    """The traceback of an environment that failed."""
+    seconds: float = 0.0
+    """Time until the reply."""
+
+
+@dataclass(slots=True, eq=False)
+class Question(Generic[Place]):
+    """A call of an environment's method."""
+
+    place: Place
+    said: str
+    call: Callable[[], object]
+    read: Callable[[object], Reply | None]
+    """Checks what the call returned."""
+    answers: "queue.SimpleQueue[tuple[Question[Place], Exchange]]"
+    began: float = 0.0
+
+    def settle(self, reply: Reply | None = None, failure: str = "") -> None:
+        seconds = time.monotonic() - self.began
+        self.answers.put((self, Exchange(said=self.said, reply=reply, failure=failure, seconds=seconds)))
+
+
+class ReplyWorkers:
+    """The threads of a session; a context manager.  Closing waits for nothing."""
+
+    def __init__(self, environments: Environments) -> None:
+        self.environments = environments
+        self.seconds = environments.options.seconds
+        self._questions: queue.SimpleQueue[Question[Any] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+        self._running: dict[threading.Thread, Question[Any]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def ask(self, question: Question[Any]) -> None:
+        self._questions.put(question)
+        with self._lock:
+            if len(self._threads) < self.environments.options.workers:
+                self._start_thread()
+
+    def settle_late(self) -> None:
+        """Answer for questions that are late, with where they hang; other threads take the place of theirs."""
+        with self._lock:
+            overdue = time.monotonic() - self.seconds - GRACE_SECONDS
+            for thread, question in list(self._running.items()):
+                if question.began < overdue:
+                    frame = sys._current_frames().get(thread.ident or 0)
+                    where = "" if frame is None else "".join(traceback.format_stack(frame))
+                    question.settle(failure=f"{where}TimeoutError: {self._late()}\n")
+                    del self._running[thread]
+                    self._threads.discard(thread)
+                    self._start_thread()
+
+    def close(self) -> None:
+        self._closed = True
+        for _ in self._threads:
+            self._questions.put(None)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start_thread(self) -> None:
+        # Daemons: a reply that never returns must not keep the process from ending.
+        thread = threading.Thread(target=self._work, name=f"environment {self.environments.name}", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        me = threading.current_thread()
+        while (question := self._questions.get()) is not None and not self._closed:
+            question.began = time.monotonic()
+            with self._lock:
+                self._running[me] = question
+            try:
+                reply, failure = question.read(self._result(question.call())), ""
+                if time.monotonic() - question.began > self.seconds:
+                    raise TimeoutError(self._late())
+            except (Exception, SystemExit):  # noqa: BLE001  # an environment may raise anything
+                reply, failure = None, traceback.format_exc()
+            with self._lock:
+                if self._running.pop(me, None) is None:
+                    return  # it was late, and another thread has taken this one's place
+                question.settle(reply, failure)
+
+    def _result(self, returned: object) -> object:
+        if not inspect.isawaitable(returned):
+            return returned
+
+        async def awaited() -> object:
+            return await returned
+
+        loop = self._running_loop()
+        asked = asyncio.run_coroutine_threadsafe(within(awaited(), self.seconds, self._late()), loop)
+        return asked.result(self.seconds + GRACE_SECONDS)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="async environments", daemon=True).start()
+            return self._loop
+
+    def _late(self) -> str:
+        return f"no reply in {self.seconds:g} seconds (environment.seconds)"
+
+
+async def within(coroutine: Coroutine[Any, Any, object], seconds: float, late: str) -> object:
+    """Its result; at the deadline it is cancelled, and not waited for."""
+    task = asyncio.ensure_future(coroutine)
+    done, _ = await asyncio.wait([task], timeout=seconds)
+    if not done:
+        task.cancel()
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # else asyncio warns of it
+        raise TimeoutError(late)
+    return task.result()
+
+
+class Asking(Generic[Place]):
+    """The questions of one caller that have no answer yet."""
+
+    def __init__(self, workers: ReplyWorkers) -> None:
+        self.workers = workers
+        self.num_open = 0
+        self._answers: queue.SimpleQueue[tuple[Question[Place], Exchange]] = queue.SimpleQueue()
+
+    def ask(
+        self, place: Place, call: Callable[[], object], *, said: str = "", read: Callable[[object], Reply | None]
+    ) -> None:
+        self.num_open += 1
+        self.workers.ask(Question(place=place, said=said, call=call, read=read, answers=self._answers))
+
+    def answered(self, seconds: float) -> list[tuple[Place, Exchange]]:
+        """The answers that are there, after waiting up to `seconds` for a first one; late ones are failures."""
+        until = time.monotonic() + seconds
+        found: list[tuple[Place, Exchange]] = []
+        while self.num_open:
+            left = max(until - time.monotonic(), 0)
+            try:
+                question, exchange = self._answers.get(timeout=0 if found else min(left, LOOK_SECONDS))
+            except queue.Empty:
+                self.workers.settle_late()
+                if (found or not left) and self._answers.empty():
+                    break
+                continue
+            self.num_open -= 1
+            found.append((question.place, exchange))
+        return found
+
+
+def checked_reply(returned: object) -> Reply | None:
+    """What `reply` returned.  Raises TypeError or ValueError, which becomes the completion's failure."""
+    if returned is None:
+        return None
+    if not isinstance(returned, Reply):
+        raise TypeError(f"reply returned {returned!r:.60} ({type(returned).__name__}).  Return a Reply, or None.")
+    reward, calls = returned.reward, returned.calls
+    if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
+        raise ValueError(f"reply returned reward = {reward!r:.60}.  Give a finite number, or None.")
+    if not isinstance(returned.done, bool):
+        raise TypeError(f"reply returned done = {returned.done!r:.60}.  Give True or False.")
+    if not all(isinstance(call, ToolCall) for call in calls):
+        raise TypeError(f"reply returned calls = {calls!r:.60}.  Give ToolCall records.")
+    return Reply(checked_said(returned.content), reward, returned.done, tuple(calls))
+
+
+def checked_addition(returned: object) -> Reply | None:
+    """What `reset` returned, as a reply; None adds nothing."""
+    return None if returned is None else Reply(checked_said(returned))
+
+
+def checked_said(content: object) -> Said:
+    if isinstance(content, str):
+        return content
+    listed = content if isinstance(content, Sequence) else ()
+    if not listed or not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in listed):
+        kind = type(content).__name__
+        raise TypeError(f"the content is {content!r:.60} ({kind}).  Give text, or messages with `role` and `content`.")
+    return cast(Said, tuple(dict(each) for each in listed))
