@@ -12,17 +12,19 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
-from posttrain.environments.protocol import Environment, Reply
+from posttrain.environments.protocol import Environments
 from posttrain.environments.workers import Asking, Exchange, ReplyWorkers, checked_addition, checked_reply
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.generation.conversation import Conversation, OpenGroup, seed_of
 from posttrain.generation.engine import (
     Advance,
     Engine,
     Sampling,
     SamplingTimeout,
+    named,
     opened,
     require_alternatives,
     require_room_for,
@@ -91,21 +93,23 @@ class Conversations:
         self.journal = None if self.environments.reproducible else journal
         self._asking: Asking[Conversation | None] = Asking(workers)
         self._known: list[tuple[Conversation, Exchange]] = []  # answers from the journal
-        self._sampled: dict[tuple[StreamKey, int, int], Conversation] = {}
+        self._sampled: dict[tuple[StreamKey, int, int], Conversation] = {}  # those that are being sampled
         self._next: list[Continuation] = []
         self._done: list[tuple[StreamKey, Group]] = []
+        self._asked_of: dict[StreamKey, int] = {}  # completions that a step has asked for so far
+        self._failed: dict[StreamKey, tuple[str, ...]] = {}
         self._opened, self._stalled, self._waited, self._ended = time.monotonic(), 0.0, 0.0, 0
 
     def put(self, prompts: Sequence[Prompt], request: GroupRequest) -> None:
         """Begin groups of conversations; requests may differ in all that a sampling does not fix."""
-        failures = math.floor(self.environments.options.max_failures * _up_to(prompts, request))
+        self._asked_of[request.key] = (request.first_draw + len(prompts)) * request.group_size
         for draw, prompt in enumerate(prompts, start=request.first_draw):
-            group = OpenGroup(prompt=prompt, draw=draw, request=request, failures_left=failures)
+            group = OpenGroup(prompt=prompt, draw=draw, request=request)
             known = None if self.journal is None else self.journal.get(request.key, draw)
             for number in range(request.group_size):
-                conversation = Conversation(group=group, sample=request.first_sample + number)
-                group.members.append(conversation)
-                self._begin(conversation, None if known is None else known[number])
+                exchanges = () if known is None else known[number]
+                group.members.append(Conversation(group=group, sample=request.first_sample + number))
+                self._begin(group.members[-1], exchanges)
 
     def take(self, seconds: float | None = None) -> list[tuple[StreamKey, Group]]:
         """Groups that are done, with the key of their request; none if none was done in `seconds`.
@@ -125,11 +129,10 @@ class Conversations:
         ended, self._ended = self._ended, 0
         return ended
 
-    def _begin(self, conversation: Conversation, known: Sequence[Exchange] | None) -> None:
-        """Ask for the environment and its addition, from the beginning."""
-        group = conversation.group
-        conversation.begin(known)
-        row, seed = group.prompt.columns, seed_of(group.request.key, group.draw)
+    def _begin(self, conversation: Conversation, known: Sequence[Exchange] = ()) -> None:
+        """Ask for the environment and its addition, if no journal knows it."""
+        conversation.known.extend(known)
+        row, seed = conversation.group.prompt.columns, seed_of(*conversation.place[:2])
 
         def begun() -> object:
             conversation.environment = self.environments.make()
@@ -139,10 +142,10 @@ class Conversations:
             self._asking.ask(conversation, begun, read=checked_addition)
 
     def _answer_is_known(self, conversation: Conversation, said: str) -> bool:
-        if not conversation.known:
-            return False
-        self._known.append((conversation, conversation.known.popleft()))
-        return True
+        known = bool(conversation.known) and conversation.known[0].said == said
+        if known:
+            self._known.append((conversation, conversation.known.popleft()))
+        return known
 
     def _read_answers(self) -> None:
         """Wait for replies, as long as that costs little, and let their conversations go on."""
@@ -176,8 +179,123 @@ class Conversations:
             raise SamplingTimeout(type(self.engine).__name__, patience, len(self._sampled))
         for sampled in done:
             one = sampled.continuation
-            conversation = self._sampled.pop((_key(one), one.draw, one.sample), None)
-            if conversation is None or conversation.asked != one:
-                raise RunError(f"engine {type(self.engine).__name__}, {one.label}: this continuation was not put.")
-            require_alternatives(self.engine, sampled, conversation.group.request)
+            conversation = self._sampled.get(place_of(one, self.request.key))
+            if conversation is None or conversation.asked is not one:
+                raise RunError(f"{named(self.engine, sampled)}: this continuation was not put, or was returned before.")
+            del self._sampled[conversation.place]
+            require_alternatives(self.engine, sampled, self.request)
+            conversation.add_sampled(sampled)
             self._turn_ended(conversation, sampled)
+
+    def _turn_ended(self, conversation: Conversation, sampled: Sampled) -> None:
+        if not conversation.stopped and not sampled.ended_by_text:
+            return self._end(conversation, Finish.LENGTH)
+        if self.environments.only_at_stop_texts and conversation.stopped:
+            return self._end(conversation, Finish.STOP)
+        said = self._said(conversation)
+        if self._answer_is_known(conversation, said):
+            return None
+        if conversation.environment is None:  # the journal is of other turns: begin anew
+            self.sampling.release([sampled])
+            group, place = conversation.group, conversation.group.members.index(conversation)
+            group.members[place] = Conversation(group=group, sample=conversation.sample)
+            return self._begin(group.members[place])
+        ask = partial(conversation.environment.reply, said)
+        return self._asking.ask(conversation, ask, said=said, read=checked_reply)
+
+    def _said(self, conversation: Conversation) -> str:
+        """The latest turn as text; the first one begins with the prefill."""
+        text = self.environments.renderer.said(conversation.pieces[-1].tokens)
+        return text if len(conversation.pieces) > 1 else conversation.group.prompt.prefill + text
+
+    def _answered(self, conversation: Conversation, exchange: Exchange) -> None:
+        conversation.exchanges.append(exchange)
+        if conversation.pieces:
+            self._replied(conversation, exchange)
+        elif all(member.exchanges for member in conversation.group.members):
+            self._open(conversation.group)
+
+    def _open(self, group: OpenGroup) -> None:
+        """All environments of a group have begun, so what they add to the prompt is known."""
+        group.open(self.environments)
+        room = require_room_for(group.prompt, self.engine)
+        for member in group.members:
+            if member.failure:
+                self._end(member, Finish.FAILED)
+            elif member.asked is None:
+                self._sample(member, group.prompt.tokens, min(group.request.max_completion_tokens, room))
+
+    def _replied(self, conversation: Conversation, exchange: Exchange) -> None:
+        """Go on behind the reply, or end."""
+        reply, prompt = exchange.reply, conversation.group.prompt
+        if exchange.failure:
+            return self._end(conversation, Finish.FAILED)
+        if reply is None:
+            return self._end(conversation, Finish.STOP if conversation.stopped else Finish.ENVIRONMENT)
+        conversation.add_reply(self.environments.renderer.said(conversation.pieces[-1].tokens), exchange)
+        if reply.done:
+            return self._end(conversation, Finish.ENVIRONMENT)
+        if len(conversation.turns) >= self.environments.max_turns:
+            return self._end(conversation, Finish.TURNS)
+        given = self.environments.renderer.reply_tokens(prompt, conversation.said)
+        prefix = (*prompt.tokens, *conversation.tokens, *given)
+        left = conversation.group.request.max_completion_tokens - conversation.num_sampled
+        limit = min(left, self.engine.max_positions - len(prefix))
+        if limit < 1:
+            return self._end(conversation, Finish.LENGTH)
+        conversation.add_given(given)
+        return self._sample(conversation, prefix, limit)
+
+    def _sample(self, conversation: Conversation, prefix: tuple[int, ...], limit: int) -> None:
+        key, draw, sample = conversation.place
+        conversation.asked = Continuation(
+            prefix=prefix,
+            draw=draw,
+            sample=sample,
+            first_position=conversation.num_sampled,
+            limit=limit,
+            key=key,
+            name=f"prompt {conversation.group.prompt.id}",
+        )
+        self._sampled[conversation.place] = conversation
+        self._next.append(conversation.asked)
+
+    def _end(self, conversation: Conversation, finish: Finish) -> None:
+        environments, group = self.environments, conversation.group
+        conversation.end(finish, self.engine.tokenizer, environments.renderer, self.engine.weights_version)
+        self.sampling.release(conversation.pieces[-1:])
+        self._ended += 1
+        if finish is Finish.FAILED:
+            self._count_failure(conversation)
+        close = getattr(conversation.environment, "close", None)
+        if close is not None:
+            self._asking.ask(None, close, read=lambda _: None)
+        done = group.group()
+        if done is not None:
+            if self.journal is not None:
+                self.journal.put(group.request.key, group.draw, [tuple(each.exchanges) for each in group.members])
+            self._done.append((group.request.key, done))
+
+    def _count_failure(self, conversation: Conversation) -> None:
+        """Raises RunError once more completions of a step failed than the recipe allows."""
+        key = conversation.place[0]
+        failed = self._failed[key] = self._failed.get(key, ()) + (conversation.failure,)
+        require_few_failures(self.environments, failed, self._asked_of[key])
+
+
+def require_few_failures(environments: Environments, failures: Sequence[str], num_completions: int) -> None:
+    """Raises RunError with the first traceback if more completions failed than the recipe allows."""
+    allowed = environments.options.max_failures
+    if len(failures) > allowed * num_completions:
+        count = f"{len(failures)} of {num_completions} completions failed, environment.max_failures = {allowed:g}"
+        remedy = "Mend the environment, or raise environment.max_failures"
+        raise RunError(f"environment {environments.name}: {count}.  {remedy}.  The first failure:\n{failures[0]}")
+
+
+def _order(answer: tuple[Conversation | None, Exchange]) -> tuple[str, int, int]:
+    """By place, so that the order of arrival changes nothing."""
+    conversation = answer[0]
+    if conversation is None:
+        return "", 0, 0
+    key, draw, sample = conversation.place
+    return repr(key), draw, sample
