@@ -90,11 +90,15 @@ class ReplyWorkers:
                     self._start_thread()
 
     def close(self) -> None:
+        """Closing twice does nothing."""
+        if self._closed:
+            return
         self._closed = True
         for _ in self._threads:
             self._questions.put(None)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
+        self.environments.close()
 
     def __enter__(self) -> Self:
         return self

@@ -41,8 +41,8 @@ class OpenGroup:
         expected = self.added if self.is_open else (begun[0][1] if begun else None)
         other = next((each for each in begun if each[1] != expected), None)
         if other is not None:
-            shown = [None if each is None else each.content for each in (expected, other[1])]
-            fault = f"reset added {shown[0]!r:.80} to prompt {self.prompt.id}, and {shown[1]!r:.80} in sample {other[0]}"
+            first, then = (None if each is None else each.content for each in (expected, other[1]))
+            fault = f"reset added {first!r:.60} to prompt {self.prompt.id}, and {then!r:.60} in sample {other[0]}"
             remedy = "Completions of a prompt are compared, so add the same: a function of `row` and `seed`"
             raise UserError(f"environment {environments.name}: {fault}.  {remedy}.")
         if not self.is_open and expected is not None and expected.content:
@@ -105,9 +105,7 @@ class Conversation:
         reply = exchange.reply
         assert reply is not None
         self.said.append(SaidAndReply(said, reply.content, self.stopped))
-        self.turns.append(
-            Turn(end=len(self.tokens), reward=reply.reward, seconds=exchange.seconds, calls=reply.calls)
-        )
+        self.turns.append(Turn(end=len(self.tokens), reward=reply.reward, seconds=exchange.seconds, calls=reply.calls))
 
     def add_given(self, tokens: Sequence[int]) -> None:
         self.turns[-1] = replace(self.turns[-1], num_given=len(tokens))

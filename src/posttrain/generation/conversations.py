@@ -179,11 +179,11 @@ class Conversations:
             raise SamplingTimeout(type(self.engine).__name__, patience, len(self._sampled))
         for sampled in done:
             one = sampled.continuation
-            conversation = self._sampled.get(place_of(one, self.request.key))
-            if conversation is None or conversation.asked is not one:
+            conversation = None if one.key is None else self._sampled.get((one.key, one.draw, one.sample))
+            if conversation is None or conversation.asked != one:
                 raise RunError(f"{named(self.engine, sampled)}: this continuation was not put, or was returned before.")
             del self._sampled[conversation.place]
-            require_alternatives(self.engine, sampled, self.request)
+            require_alternatives(self.engine, sampled, conversation.group.request)
             conversation.add_sampled(sampled)
             self._turn_ended(conversation, sampled)
 
@@ -220,9 +220,11 @@ class Conversations:
         group.open(self.environments)
         room = require_room_for(group.prompt, self.engine)
         for member in group.members:
+            if member.asked is not None or member.rollout is not None:
+                continue  # only one that began anew is to be started
             if member.failure:
                 self._end(member, Finish.FAILED)
-            elif member.asked is None:
+            else:
                 self._sample(member, group.prompt.tokens, min(group.request.max_completion_tokens, room))
 
     def _replied(self, conversation: Conversation, exchange: Exchange) -> None:
@@ -279,7 +281,7 @@ class Conversations:
     def _count_failure(self, conversation: Conversation) -> None:
         """Raises RunError once more completions of a step failed than the recipe allows."""
         key = conversation.place[0]
-        failed = self._failed[key] = self._failed.get(key, ()) + (conversation.failure,)
+        failed = self._failed[key] = (*self._failed.get(key, ()), conversation.failure)
         require_few_failures(self.environments, failed, self._asked_of[key])
 
 

@@ -279,11 +279,12 @@ class Rows:
             columns.alternative_logprobs[rows, at] = likeliest.values.double()
         columns.count[rows] += 1
         stopped = torch.isin(drawn.tokens, self.stop_ids)
-        done = stopped | (at + 1 >= columns.limit[rows])
+        done, by_text = stopped | (at + 1 >= columns.limit[rows]), None
         if self.request.stop_texts:
-            done |= self._ends_in_stop_text(rows)
+            by_text = self._ends_in_stop_text(rows) & ~stopped
+            done |= by_text
         if bool(done.any()):
-            self._retire(rows[done], stopped[done])
+            self._retire(rows[done], stopped[done], None if by_text is None else by_text[done])
 
     def _ends_in_stop_text(self, rows: Int64[Tensor, " row"]) -> Bool[Tensor, " row"]:
         """Which rows have just completed a stop text: it is looked for in the last tokens, then in the whole.
@@ -301,14 +302,17 @@ class Rows:
             found[at] = any(text in whole for text in texts)
         return torch.tensor(found, device=rows.device)
 
-    def _retire(self, rows: Int64[Tensor, " done"], stopped: Bool[Tensor, " done"]) -> None:
+    def _retire(
+        self, rows: Int64[Tensor, " done"], stopped: Bool[Tensor, " done"], by_text: Bool[Tensor, " done"] | None
+    ) -> None:
         """Take finished rows out; the last rows move into the gaps, so the batch stays dense."""
         kept, members = self.columns, [self.members[row] for row in rows.tolist()]
         # A NaN stays NaN in the sum; one look at all rows instead of one each.
         require_finite(kept.logprobs[rows].sum(dim=1), row_name=lambda i: members[i].continuation.label)
         lists = [values[rows].tolist() for values in (kept.tokens, kept.logprobs, kept.cut_logprobs, kept.count)]
-        for row, member, stop, tokens, logprobs, cut, length in zip(
-            rows.tolist(), members, stopped.tolist(), *lists, strict=True
+        ends = stopped.tolist(), [False] * len(members) if by_text is None else by_text.tolist()
+        for row, member, stop, text, tokens, logprobs, cut, length in zip(
+            rows.tolist(), members, *ends, *lists, strict=True
         ):
             sampled = Sampled(
                 continuation=member.continuation,
@@ -317,6 +321,7 @@ class Rows:
                 cut_logprobs=tuple(cut[:length]) if self.request.sampling.cuts else None,
                 alternatives=kept.alternatives_of(row, length) if self.request.keep_alternatives else None,
                 finish=Finish.STOP if stop else Finish.LENGTH,
+                ended_by_text=text,
                 versions=tuple(member.spans(self.weights_version, length)),
             )
             cache = KeptRow(sampled.sequence, *self.slots.row(row)) if self.request.keep else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self, cast, runtime_checkable
 from posttrain.binding import build_own
 from posttrain.errors import RunError, UserError
 from posttrain.generation.request import Continuation, GroupRequest, Request, Sampled
-from posttrain.records import Group, Prompt, Rollout, TokenSequence
+from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -213,10 +213,7 @@ def sample_all(
                 key = sampled.continuation.draw, sampled.continuation.sample
                 if open_ones.pop(key, None) != sampled.continuation:
                     raise RunError(f"{named(engine, sampled)}: this continuation was not put, or was returned before.")
-                num_kept = len(sampled.alternatives or ())
-                if request.keep_alternatives and num_kept != len(sampled.tokens):
-                    counts = f"alternatives of {num_kept} tokens for {len(sampled.tokens)} tokens"
-                    raise RunError(f"{named(engine, sampled)}: {counts}.  Unset rollout.keep_alternatives.")
+                require_alternatives(engine, sampled, request)
                 found[key] = sampled
             advance(len(done))
     return [found[each.draw, each.sample] for each in continuations]
@@ -253,6 +250,14 @@ def take_checked(
     return done
 
 
+def require_alternatives(engine: Engine, sampled: Sampled, request: Request) -> None:
+    """Raises RunError where the request keeps alternatives and the engine returned too few."""
+    num_kept = len(sampled.alternatives or ())
+    if request.keep_alternatives and num_kept != len(sampled.tokens):
+        counts = f"alternatives of {num_kept} tokens for {len(sampled.tokens)} tokens"
+        raise RunError(f"{named(engine, sampled)}: {counts}.  Unset rollout.keep_alternatives.")
+
+
 def named(engine: Engine, sampled: Sampled) -> str:
     return f"engine {type(engine).__name__}, {sampled.continuation.label}"
 
@@ -265,6 +270,8 @@ def sampled_fault(sampled: Sampled, engine: Engine, oldest: int | None = None) -
         return f"{num_tokens} tokens, where it has 1, the stop token, to limit = {limit}"
     if sampled.finish.has_stop_token != (sampled.tokens[-1] in engine.stop_ids):
         return f"finish = {sampled.finish}, and the last token is {sampled.tokens[-1]}, stop_ids = {engine.stop_ids}"
+    if sampled.ended_by_text and sampled.finish is not Finish.LENGTH:
+        return f"ended_by_text with finish = {sampled.finish}.  What a stop text ends has finish = length"
     for kind, numbers in (("logprobs", logprobs), ("cut_logprobs", logprobs if cut is None else cut)):
         if len(numbers) != num_tokens:
             return f"{num_tokens} tokens and {len(numbers)} {kind}.  There is one for each token, the stop token too"
