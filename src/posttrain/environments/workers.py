@@ -41,7 +41,7 @@ class Exchange:
 
 
 @dataclass(slots=True, eq=False)
-class Question(Generic[Place]):
+class PendingReply(Generic[Place]):
     """A call of an environment's method."""
 
     place: Place
@@ -49,7 +49,7 @@ class Question(Generic[Place]):
     call: Callable[[], object]
     read: Callable[[object], Reply | None]
     """Checks what the call returned."""
-    answers: "queue.SimpleQueue[tuple[Question[Place], Exchange]]"
+    answers: "queue.SimpleQueue[tuple[PendingReply[Place], Exchange]]"
     began: float = 0.0
 
     def settle(self, reply: Reply | None = None, failure: str = "") -> None:
@@ -63,15 +63,15 @@ class ReplyWorkers:
     def __init__(self, environments: Environments) -> None:
         self.environments = environments
         self.seconds = environments.options.seconds
-        self._questions: queue.SimpleQueue[Question[Any] | None] = queue.SimpleQueue()
+        self._pending: queue.SimpleQueue[PendingReply[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()
-        self._running: dict[threading.Thread, Question[Any]] = {}
+        self._running: dict[threading.Thread, PendingReply[Any]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
-    def ask(self, question: Question[Any]) -> None:
-        self._questions.put(question)
+    def ask(self, pending: PendingReply[Any]) -> None:
+        self._pending.put(pending)
         with self._lock:
             if len(self._threads) < self.environments.options.workers:
                 self._start_thread()
@@ -80,11 +80,11 @@ class ReplyWorkers:
         """Answer for questions that are late, with where they hang; other threads take the place of theirs."""
         with self._lock:
             overdue = time.monotonic() - self.seconds - GRACE_SECONDS
-            for thread, question in list(self._running.items()):
-                if question.began < overdue:
+            for thread, pending in list(self._running.items()):
+                if pending.began < overdue:
                     frame = sys._current_frames().get(thread.ident or 0)
                     where = "" if frame is None else "".join(traceback.format_stack(frame))
-                    question.settle(failure=f"{where}TimeoutError: {self._late()}\n")
+                    pending.settle(failure=f"{where}TimeoutError: {self._late()}\n")
                     del self._running[thread]
                     self._threads.discard(thread)
                     self._start_thread()
@@ -95,7 +95,7 @@ class ReplyWorkers:
             return
         self._closed = True
         for _ in self._threads:
-            self._questions.put(None)
+            self._pending.put(None)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
         self.environments.close()
@@ -114,20 +114,20 @@ class ReplyWorkers:
 
     def _work(self) -> None:
         me = threading.current_thread()
-        while (question := self._questions.get()) is not None and not self._closed:
-            question.began = time.monotonic()
+        while (pending := self._pending.get()) is not None and not self._closed:
+            pending.began = time.monotonic()
             with self._lock:
-                self._running[me] = question
+                self._running[me] = pending
             try:
-                reply, failure = question.read(self._result(question.call())), ""
-                if time.monotonic() - question.began > self.seconds:
+                reply, failure = pending.read(self._result(pending.call())), ""
+                if time.monotonic() - pending.began > self.seconds:
                     raise TimeoutError(self._late())
             except (Exception, SystemExit):  # noqa: BLE001  # an environment may raise anything
                 reply, failure = None, traceback.format_exc()
             with self._lock:
                 if self._running.pop(me, None) is None:
                     return  # it was late, and another thread has taken this one's place
-                question.settle(reply, failure)
+                pending.settle(reply, failure)
 
     def _result(self, returned: object) -> object:
         if not inspect.isawaitable(returned):
@@ -168,13 +168,13 @@ class Asking(Generic[Place]):
     def __init__(self, workers: ReplyWorkers) -> None:
         self.workers = workers
         self.num_open = 0
-        self._answers: queue.SimpleQueue[tuple[Question[Place], Exchange]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[PendingReply[Place], Exchange]] = queue.SimpleQueue()
 
     def ask(
         self, place: Place, call: Callable[[], object], *, said: str = "", read: Callable[[object], Reply | None]
     ) -> None:
         self.num_open += 1
-        self.workers.ask(Question(place=place, said=said, call=call, read=read, answers=self._answers))
+        self.workers.ask(PendingReply(place=place, said=said, call=call, read=read, answers=self._answers))
 
     def answered(self, seconds: float) -> list[tuple[Place, Exchange]]:
         """The answers that are there, after waiting up to `seconds` for a first one; late ones are failures."""
@@ -183,14 +183,14 @@ class Asking(Generic[Place]):
         while self.num_open:
             left = max(until - time.monotonic(), 0)
             try:
-                question, exchange = self._answers.get(timeout=0 if found else min(left, LOOK_SECONDS))
+                pending, exchange = self._answers.get(timeout=0 if found else min(left, LOOK_SECONDS))
             except queue.Empty:
                 self.workers.settle_late()
                 if (found or not left) and self._answers.empty():
                     break
                 continue
             self.num_open -= 1
-            found.append((question.place, exchange))
+            found.append((pending.place, exchange))
         return found
 
 

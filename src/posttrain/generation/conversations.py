@@ -18,7 +18,6 @@ from typing import Protocol
 from posttrain.environments.protocol import Environments
 from posttrain.environments.workers import Asking, Exchange, ReplyWorkers, checked_addition, checked_reply
 from posttrain.errors import RunError
-from posttrain.generation.conversation import Conversation, OpenGroup, seed_of
 from posttrain.generation.engine import (
     Advance,
     Engine,
@@ -31,6 +30,7 @@ from posttrain.generation.engine import (
     sample_groups,
     take_checked,
 )
+from posttrain.generation.open_rollout import OpenGroup, OpenRollout, seed_of
 from posttrain.generation.request import Continuation, GroupRequest, Sampled, StreamKey
 from posttrain.records import Finish, Group, Prompt
 
@@ -91,9 +91,9 @@ class Conversations:
         self.engine, self.sampling, self.workers = engine, sampling, workers
         self.environments = workers.environments
         self.journal = None if self.environments.reproducible else journal
-        self._asking: Asking[Conversation | None] = Asking(workers)
-        self._known: list[tuple[Conversation, Exchange]] = []  # answers from the journal
-        self._sampled: dict[tuple[StreamKey, int, int], Conversation] = {}  # those that are being sampled
+        self._asking: Asking[OpenRollout | None] = Asking(workers)
+        self._known: list[tuple[OpenRollout, Exchange]] = []  # answers from the journal
+        self._sampled: dict[tuple[StreamKey, int, int], OpenRollout] = {}  # those that are being sampled
         self._next: list[Continuation] = []
         self._done: list[tuple[StreamKey, Group]] = []
         self._asked_of: dict[StreamKey, int] = {}  # completions that a step has asked for so far
@@ -108,7 +108,7 @@ class Conversations:
             known = None if self.journal is None else self.journal.get(request.key, draw)
             for number in range(request.group_size):
                 exchanges = () if known is None else known[number]
-                group.members.append(Conversation(group=group, sample=request.first_sample + number))
+                group.members.append(OpenRollout(group=group, sample=request.first_sample + number))
                 self._begin(group.members[-1], exchanges)
 
     def take(self, seconds: float | None = None) -> list[tuple[StreamKey, Group]]:
@@ -129,7 +129,7 @@ class Conversations:
         ended, self._ended = self._ended, 0
         return ended
 
-    def _begin(self, conversation: Conversation, known: Sequence[Exchange] = ()) -> None:
+    def _begin(self, conversation: OpenRollout, known: Sequence[Exchange] = ()) -> None:
         """Ask for the environment and its addition, if no journal knows it."""
         conversation.known.extend(known)
         row, seed = conversation.group.prompt.columns, seed_of(*conversation.place[:2])
@@ -141,7 +141,7 @@ class Conversations:
         if not self._answer_is_known(conversation, ""):
             self._asking.ask(conversation, begun, read=checked_addition)
 
-    def _answer_is_known(self, conversation: Conversation, said: str) -> bool:
+    def _answer_is_known(self, conversation: OpenRollout, said: str) -> bool:
         known = bool(conversation.known) and conversation.known[0].said == said
         if known:
             self._known.append((conversation, conversation.known.popleft()))
@@ -149,7 +149,7 @@ class Conversations:
 
     def _read_answers(self) -> None:
         """Wait for replies, as long as that costs little, and let their conversations go on."""
-        answers: list[tuple[Conversation | None, Exchange]] = [*self._known]
+        answers: list[tuple[OpenRollout | None, Exchange]] = [*self._known]
         self._known = []
         if self._asking.num_open and not self._sampled and not answers:
             answers += self._asking.answered(PARKED_SECONDS)
@@ -187,7 +187,7 @@ class Conversations:
             conversation.add_sampled(sampled)
             self._turn_ended(conversation, sampled)
 
-    def _turn_ended(self, conversation: Conversation, sampled: Sampled) -> None:
+    def _turn_ended(self, conversation: OpenRollout, sampled: Sampled) -> None:
         if not conversation.stopped and not sampled.ended_by_text:
             return self._end(conversation, Finish.LENGTH)
         if self.environments.only_at_stop_texts and conversation.stopped:
@@ -198,17 +198,17 @@ class Conversations:
         if conversation.environment is None:  # the journal is of other turns: begin anew
             self.sampling.release([sampled])
             group, place = conversation.group, conversation.group.members.index(conversation)
-            group.members[place] = Conversation(group=group, sample=conversation.sample)
+            group.members[place] = OpenRollout(group=group, sample=conversation.sample)
             return self._begin(group.members[place])
         ask = partial(conversation.environment.reply, said)
         return self._asking.ask(conversation, ask, said=said, read=checked_reply)
 
-    def _said(self, conversation: Conversation) -> str:
+    def _said(self, conversation: OpenRollout) -> str:
         """The latest turn as text; the first one begins with the prefill."""
         text = self.environments.renderer.said(conversation.pieces[-1].tokens)
         return text if len(conversation.pieces) > 1 else conversation.group.prompt.prefill + text
 
-    def _answered(self, conversation: Conversation, exchange: Exchange) -> None:
+    def _answered(self, conversation: OpenRollout, exchange: Exchange) -> None:
         conversation.exchanges.append(exchange)
         if conversation.pieces:
             self._replied(conversation, exchange)
@@ -227,7 +227,7 @@ class Conversations:
             else:
                 self._sample(member, group.prompt.tokens, min(group.request.max_completion_tokens, room))
 
-    def _replied(self, conversation: Conversation, exchange: Exchange) -> None:
+    def _replied(self, conversation: OpenRollout, exchange: Exchange) -> None:
         """Go on behind the reply, or end."""
         reply, prompt = exchange.reply, conversation.group.prompt
         if exchange.failure:
@@ -248,7 +248,7 @@ class Conversations:
         conversation.add_given(given)
         return self._sample(conversation, prefix, limit)
 
-    def _sample(self, conversation: Conversation, prefix: tuple[int, ...], limit: int) -> None:
+    def _sample(self, conversation: OpenRollout, prefix: tuple[int, ...], limit: int) -> None:
         key, draw, sample = conversation.place
         conversation.asked = Continuation(
             prefix=prefix,
@@ -262,7 +262,7 @@ class Conversations:
         self._sampled[conversation.place] = conversation
         self._next.append(conversation.asked)
 
-    def _end(self, conversation: Conversation, finish: Finish) -> None:
+    def _end(self, conversation: OpenRollout, finish: Finish) -> None:
         environments, group = self.environments, conversation.group
         conversation.end(finish, self.engine.tokenizer, environments.renderer, self.engine.weights_version)
         self.sampling.release(conversation.pieces[-1:])
@@ -278,7 +278,7 @@ class Conversations:
                 self.journal.put(group.request.key, group.draw, [tuple(each.exchanges) for each in group.members])
             self._done.append((group.request.key, done))
 
-    def _count_failure(self, conversation: Conversation) -> None:
+    def _count_failure(self, conversation: OpenRollout) -> None:
         """Raises RunError once more completions of a step failed than the recipe allows."""
         key = conversation.place[0]
         failed = self._failed[key] = (*self._failed.get(key, ()), conversation.failure)
@@ -294,7 +294,7 @@ def require_few_failures(environments: Environments, failures: Sequence[str], nu
         raise RunError(f"environment {environments.name}: {count}.  {remedy}.  The first failure:\n{failures[0]}")
 
 
-def _order(answer: tuple[Conversation | None, Exchange]) -> tuple[str, int, int]:
+def _order(answer: tuple[OpenRollout | None, Exchange]) -> tuple[str, int, int]:
     """By place, so that the order of arrival changes nothing."""
     conversation = answer[0]
     if conversation is None:

@@ -31,7 +31,7 @@ class OpenGroup:
     """With what `reset` added, once all environments have begun."""
     draw: int
     request: GroupRequest
-    members: "list[Conversation]" = field(default_factory=list)
+    members: "list[OpenRollout]" = field(default_factory=list)
     added: Reply | None = None
     is_open: bool = False
 
@@ -57,7 +57,7 @@ class OpenGroup:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Conversation:
+class OpenRollout:
     """One completion, turn by turn."""
 
     group: OpenGroup
