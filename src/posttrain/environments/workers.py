@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from posttrain.environments.protocol import Environments, Reply, Said
 from posttrain.records import ToolCall
@@ -40,6 +40,16 @@ class Exchange:
     """Time until the reply."""
 
 
+class ReplyJournal(Protocol):
+    """Keeps the replies of environments that are not reproducible; a resumed step reads them."""
+
+    def get(self, purpose: str, step: int, draw: int) -> Sequence[Sequence[Exchange]] | None:
+        """The exchanges of each completion of a draw, `reset` first; None if that group was not finished."""
+
+    def put(self, purpose: str, step: int, draw: int, exchanges: Sequence[Sequence[Exchange]]) -> None:
+        """Keep those of a group that is done, before anything reads it."""
+
+
 @dataclass(slots=True, eq=False)
 class PendingReply(Generic[Place]):
     """A call of an environment's method."""
@@ -60,8 +70,8 @@ class PendingReply(Generic[Place]):
 class ReplyWorkers:
     """The threads of a session; a context manager.  Closing waits for nothing."""
 
-    def __init__(self, environments: Environments) -> None:
-        self.environments = environments
+    def __init__(self, environments: Environments, journal: ReplyJournal | None = None) -> None:
+        self.environments, self.journal = environments, journal
         self.seconds = environments.options.seconds
         self._pending: queue.SimpleQueue[PendingReply[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -77,7 +87,7 @@ class ReplyWorkers:
                 self._start_thread()
 
     def settle_late(self) -> None:
-        """Answer for questions that are late, with where they hang; other threads take the place of theirs."""
+        """Answer for replies that are late, with where they hang; other threads take the place of theirs."""
         with self._lock:
             overdue = time.monotonic() - self.seconds - GRACE_SECONDS
             for thread, pending in list(self._running.items()):
@@ -163,7 +173,7 @@ async def within(coroutine: Coroutine[Any, Any, object], seconds: float, late: s
 
 
 class Asking(Generic[Place]):
-    """The questions of one caller that have no answer yet."""
+    """The replies that one caller waits for."""
 
     def __init__(self, workers: ReplyWorkers) -> None:
         self.workers = workers

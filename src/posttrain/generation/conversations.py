@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from posttrain.environments.protocol import Environments
 from posttrain.environments.workers import Asking, Exchange, ReplyWorkers, checked_addition, checked_reply
@@ -44,23 +43,12 @@ LONGEST_STALL = 0.25
 """Most seconds that decoding waits at a time."""
 
 
-class ReplyJournal(Protocol):
-    """Keeps the replies of environments that are not reproducible; a resumed step reads them."""
-
-    def get(self, key: StreamKey, draw: int) -> Sequence[tuple[Exchange, ...]] | None:
-        """The exchanges of each completion of a draw, `reset` first; None if that group was not finished."""
-
-    def put(self, key: StreamKey, draw: int, exchanges: Sequence[tuple[Exchange, ...]]) -> None:
-        """Keep those of a group that is done, before anything reads it."""
-
-
 def sample_conversations(
     engine: Engine,
     prompts: Sequence[Prompt],
     request: GroupRequest,
     workers: ReplyWorkers | None = None,
     *,
-    journal: ReplyJournal | None = None,
     advance: Advance = lambda count: None,
     look_seconds: float | None = None,
 ) -> list[Group]:
@@ -73,7 +61,7 @@ def sample_conversations(
     whole = replace(request, keep=True, stop_texts=workers.environments.stop_texts)
     done: dict[int, Group] = {}
     with opened(engine, whole) as sampling:
-        conversations = Conversations(engine, sampling, workers, journal)
+        conversations = Conversations(engine, sampling, workers)
         conversations.put(prompts, request)
         while len(done) < len(prompts):
             for _, group in conversations.take(look_seconds):
@@ -85,12 +73,10 @@ def sample_conversations(
 class Conversations:
     """Conversations over one open sampling, which needs `keep` and the environments' stop texts."""
 
-    def __init__(
-        self, engine: Engine, sampling: Sampling, workers: ReplyWorkers, journal: ReplyJournal | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, sampling: Sampling, workers: ReplyWorkers) -> None:
         self.engine, self.sampling, self.workers = engine, sampling, workers
         self.environments = workers.environments
-        self.journal = None if self.environments.reproducible else journal
+        self.journal = None if self.environments.reproducible else workers.journal
         self._asking: Asking[OpenRollout | None] = Asking(workers)
         self._known: list[tuple[OpenRollout, Exchange]] = []  # answers from the journal
         self._sampled: dict[tuple[StreamKey, int, int], OpenRollout] = {}  # those that are being sampled
@@ -105,7 +91,7 @@ class Conversations:
         self._asked_of[request.key] = (request.first_draw + len(prompts)) * request.group_size
         for draw, prompt in enumerate(prompts, start=request.first_draw):
             group = OpenGroup(prompt=prompt, draw=draw, request=request)
-            known = None if self.journal is None else self.journal.get(request.key, draw)
+            known = None if self.journal is None else self.journal.get(request.key.purpose, request.key.step, draw)
             for number in range(request.group_size):
                 exchanges = () if known is None else known[number]
                 group.members.append(OpenRollout(group=group, sample=request.first_sample + number))
@@ -263,7 +249,7 @@ class Conversations:
         self._next.append(conversation.asked)
 
     def _end(self, conversation: OpenRollout, finish: Finish) -> None:
-        environments, group = self.environments, conversation.group
+        environments, group, key = self.environments, conversation.group, conversation.group.request.key
         conversation.end(finish, self.engine.tokenizer, environments.renderer, self.engine.weights_version)
         self.sampling.release(conversation.pieces[-1:])
         self._ended += 1
@@ -275,8 +261,9 @@ class Conversations:
         done = group.group()
         if done is not None:
             if self.journal is not None:
-                self.journal.put(group.request.key, group.draw, [tuple(each.exchanges) for each in group.members])
-            self._done.append((group.request.key, done))
+                exchanges = [tuple(each.exchanges) for each in group.members]
+                self.journal.put(key.purpose, key.step, group.draw, exchanges)
+            self._done.append((key, done))
 
     def _count_failure(self, conversation: OpenRollout) -> None:
         """Raises RunError once more completions of a step failed than the recipe allows."""
