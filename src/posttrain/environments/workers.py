@@ -50,6 +50,10 @@ class ReplyJournal(Protocol):
         """Keep those of a group that is done, before anything reads it."""
 
 
+class EnvironmentFailure(Exception):
+    """What an environment raised, as its cause."""
+
+
 @dataclass(slots=True, eq=False)
 class PendingReply(Generic[Place]):
     """A call of an environment's method."""
@@ -129,15 +133,22 @@ class ReplyWorkers:
             with self._lock:
                 self._running[me] = pending
             try:
-                reply, failure = pending.read(self._result(pending.call())), ""
-                if time.monotonic() - pending.began > self.seconds:
-                    raise TimeoutError(self._late())
-            except (Exception, SystemExit):  # noqa: BLE001  # an environment may raise anything
-                reply, failure = None, traceback.format_exc()
+                reply, failure = self._reply_to(pending), ""
+            except EnvironmentFailure as failed:
+                reply, failure = None, "".join(traceback.format_exception(failed.__cause__))
             with self._lock:
                 if self._running.pop(me, None) is None:
                     return  # it was late, and another thread has taken this one's place
                 pending.settle(reply, failure)
+
+    def _reply_to(self, pending: PendingReply[Any]) -> Reply | None:
+        try:
+            reply = pending.read(self._result(pending.call()))
+            if time.monotonic() - pending.began > self.seconds:
+                raise TimeoutError(self._late())
+            return reply
+        except (Exception, SystemExit) as error:  # an environment may raise anything
+            raise EnvironmentFailure from error
 
     def _result(self, returned: object) -> object:
         if not inspect.isawaitable(returned):
