@@ -1,0 +1,71 @@
+"""One Starlette application: routes in, answers and refusals out, whatever is asked for."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPMethod, HTTPStatus
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from posttrain.server.requests import Endpoint, RefusedRequest, brief
+
+Scope = dict[str, Any]
+Application = Callable[[Scope, Any, Any], Awaitable[None]]
+
+
+def route(method: str, path: str, endpoint: Endpoint) -> Route:
+    """A route of one method; Starlette would answer HEAD beside GET."""
+    made = Route(path, endpoint, methods=[method])
+    made.methods = {method}
+    return made
+
+
+def application(routes: Sequence[Route]) -> Application:
+    """All routes, with refusals as JSON.  An error of ours is a 500, and the server's terminal has its traceback."""
+    handlers: dict[Any, Callable[..., Response]] = {
+        RefusedRequest: lambda request, refusal: refusal.answer,
+        HTTPException: not_routed,
+        ClientDisconnect: lambda request, error: Response(status_code=HTTPStatus.BAD_REQUEST),  # nobody reads it
+        Exception: lambda request, error: RefusedRequest(
+            "a fault of the server; its terminal says more", HTTPStatus.INTERNAL_SERVER_ERROR
+        ).answer,
+    }
+    app = Starlette(routes=list(routes), exception_handlers=handlers)
+    app.router.redirect_slashes = False
+
+    async def at_its_path(scope: Scope, receive: Any, send: Any) -> None:
+        refusal = None if scope["type"] == "lifespan" else target_fault(scope)
+        await (app if refusal is None else refusal.answer)(scope, receive, send)
+
+    return at_its_path
+
+
+def not_routed(request: Request, error: HTTPException) -> Response:
+    """The answer where no route has this path, or none has it with this method."""
+    path = request.url.path
+    allowed = (error.headers or {}).get("Allow", "")
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        message = f"{request.method} {path[:80]}: this path takes {allowed}"
+        return RefusedRequest(message, HTTPStatus.METHOD_NOT_ALLOWED, allowed=allowed).answer
+    return RefusedRequest(f"{path[:80]}: no such path", HTTPStatus.NOT_FOUND).answer
+
+
+def target_fault(scope: Scope) -> RefusedRequest | None:
+    """Read a target that is a whole URL, as a proxy's client sends it; refuse one that is none, and unknown methods."""
+    if scope["method"] not in HTTPMethod.__members__:
+        return RefusedRequest(f"{brief(scope['method'])}: no such method", HTTPStatus.NOT_IMPLEMENTED)
+    target = scope["raw_path"].decode("ascii")
+    if target.startswith("/"):
+        return None
+    try:
+        parts = urlsplit(target)
+        _ = parts.port
+    except ValueError as error:
+        return RefusedRequest(f"{brief(target)}: is not a target ({error})")
+    scope["posttrain.host"] = parts.netloc
+    scope["path"], scope["raw_path"] = unquote(parts.path), parts.path.encode("ascii")
+    return None

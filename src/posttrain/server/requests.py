@@ -1,0 +1,161 @@
+"""What all routes share: who may ask, the body of a request, and the answer or why there is none.
+
+A page of another site names itself as `Origin`; one whose name was made to point here (DNS rebinding) has that name as
+`Host`.  Both are refused, unless a token protects the server or the user opened it to others.
+"""
+
+import asyncio
+import ipaddress
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+BODY_BYTES = 8 << 20
+"""Largest body of a request that names no other limit."""
+READ_PAST_BYTES = 64 << 20
+"""Largest body that is read past, so that its client reads why it is refused."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class RefusedRequest(Exception):
+    """A request that is not answered, with its status and, where another method would do, that method."""
+
+    def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST, *, allowed: str = "") -> None:
+        super().__init__(message)
+        self.status, self.allowed = status, allowed
+
+    @property
+    def answer(self) -> Response:
+        """The connection ends with it, since a body that was not read is not the next request."""
+        headers = {"Connection": "close", **({"Allow": self.allowed} if self.allowed else {})}
+        content = {"error": {"message": str(self), "type": "invalid_request_error"}}
+        return JSONResponse(content, status_code=self.status, headers=headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask."""
+
+    hosts: Collection[str] | None
+    """What a request may call this machine; None is anything."""
+    token: str = ""
+    """What a request must bring, empty for none."""
+
+    def checked(self, endpoint: Endpoint, *, needs_token: bool = True) -> Endpoint:
+        """The endpoint, for those who may ask."""
+
+        async def answer(request: Request) -> Response:
+            self.require_own(request)
+            if needs_token:
+                self.require_token(request)
+            return await endpoint(request)
+
+        return answer
+
+    def require_own(self, request: Request) -> None:
+        """Refuse a request of another site's page, and one that names another host than this machine."""
+        host, target = request.headers.get("Host", ""), request.scope.get("posttrain.host")
+        for named in (host,) if target is None else (host, target):
+            if self.hosts is not None and named not in self.hosts:
+                rule = f"Host = {named[:80]!r}: use {' or '.join(self.hosts)}"
+                raise RefusedRequest(rule, HTTPStatus.FORBIDDEN)
+        origin = request.headers.get("Origin")
+        if origin is not None and origin != f"http://{host}":
+            rule = "is a page of another site, which may not ask here"
+            raise RefusedRequest(f"Origin = {origin[:80]!r}: {rule}", HTTPStatus.FORBIDDEN)
+
+    def require_token(self, request: Request) -> None:
+        scheme, _, brought = request.headers.get("Authorization", "").partition(" ")
+        if self.token and not (scheme.lower() == "bearer" and brings(brought.strip(), self.token)):
+            needed = "Authorization: send the token that the server was started with, as `Bearer TOKEN` (api_key)"
+            raise RefusedRequest(needed, HTTPStatus.UNAUTHORIZED)
+
+
+async def json_body(request: Request, *, most_bytes: int = BODY_BYTES) -> bytes:
+    """The request's body, which says that it is JSON."""
+    kind = request.headers.get("Content-Type", "")
+    if kind.partition(";")[0].strip().lower() != "application/json":  # another site's page may send any other
+        rule = f"Content-Type = {brief(kind)}: must be application/json"
+        raise RefusedRequest(rule, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+    length = int(request.headers.get("Content-Length", "0"))
+    parts: list[bytes] = []
+    num_read = 0
+    async for part in request.stream():
+        num_read += len(part)
+        if max(num_read, length) <= most_bytes:
+            parts.append(part)
+        elif max(num_read, length) > READ_PAST_BYTES:
+            break
+    if max(num_read, length) > most_bytes:
+        rule = f"a body of {max(num_read, length)} bytes: must have at most {most_bytes}"
+        raise RefusedRequest(rule, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    return b"".join(parts)
+
+
+async def json_object(request: Request, *, most_bytes: int = BODY_BYTES) -> dict[str, Any]:
+    """The request's JSON object, all of it proper Unicode."""
+    body = await json_body(request, most_bytes=most_bytes)
+    try:
+        found = json.loads(body)
+        json.dumps(found, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = "the body has half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
+        raise RefusedRequest(half) from error
+    except (ValueError, RecursionError) as error:
+        raise RefusedRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise RefusedRequest("the body must be a JSON object")
+    return found
+
+
+async def client_gone(request: Request) -> None:
+    """Return when the client of a request whose body was read has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_client_waits(request: Request, answer: Awaitable[Any]) -> Any:
+    """The result of an awaitable, which is cancelled if the client leaves.  Raises ClientDisconnect then."""
+    making, gone = asyncio.ensure_future(answer), asyncio.ensure_future(client_gone(request))
+    try:
+        await asyncio.wait((making, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not making.done():
+            raise ClientDisconnect
+        return making.result()
+    finally:
+        for each in (making, gone):
+            each.cancel()
+        await asyncio.wait((making, gone))
+
+
+def brief(value: object) -> str:
+    """A value short enough for a message; a list or an object by its type, since it may be deep."""
+    if value is None or isinstance(value, str | int | float):
+        return "null" if value is None else repr(value[:80] if isinstance(value, str) else value)[:90]
+    return f"a {type(value).__name__}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address: localhost, ::1 and all of 127.0.0.0/8."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def own_hosts(address: str, port: int) -> tuple[str, ...]:
+    """What a request may call this machine, which listens on an address."""
+    names = dict.fromkeys(["127.0.0.1", "localhost", "[::1]", f"[{address}]" if ":" in address else address])
+    return (*(f"{name}:{port}" for name in names), *(names if port == 80 else ()))
+
+
+def brings(given: str, token: str) -> bool:
+    """Whether a request brings the token; compared in constant time."""
+    return secrets.compare_digest(given.encode("latin-1", "replace"), token.encode())

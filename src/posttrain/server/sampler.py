@@ -1,0 +1,299 @@
+"""One thread samples for all requests: those that arrive while others decode join them at the next token.
+
+Continuations of equal settings share a sampling; streams of uniform numbers may differ.  `hands_off` is a time between
+two tokens, in which weights may change.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+from posttrain.errors import RunError, UserError
+from posttrain.generation.engine import SamplingTimeout
+from posttrain.generation.in_process import InProcessEngine, InProcessSampling
+from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
+
+MAX_SAMPLINGS = 4
+"""Different settings that are sampled side by side; each has a cache of its own."""
+TOGETHER_SECONDS = 5.0
+"""How long requests of one put wait for the others: longer than any delay between them, unless one is lost."""
+NO_KEY = StreamKey(0, "none", 0)
+"""In place of a sampling's own key: every continuation has one."""
+
+
+class Ended(RunError):
+    """The server ends, or all requests are aborted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Requests that are put at once, in the order of their places.
+
+    The rows that are decoded side by side, and with them the last bits of log-probs, are then those of a sampling in
+    one process.
+    """
+
+    name: str
+    size: int
+    place: int
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Continuations of one request."""
+
+    settings: Request
+    continuations: Sequence[Continuation]
+    together: Together | None
+    result: "Future[list[Sampled]]" = field(default_factory=Future)
+    """The completions, in the order of the continuations; cancelled by a client that leaves."""
+    asked_at: float = field(default_factory=time.monotonic)
+    began_at: float | None = None
+    """When it was put; None while it waits."""
+    done: dict[int, Sampled] = field(default_factory=dict)
+    """By the `id` of the continuation, which the engine returns as it was put."""
+
+    def fail(self, error: BaseException) -> None:
+        with suppress(InvalidStateError):  # done, or cancelled
+            self.result.set_exception(error)
+
+
+@dataclass(slots=True, eq=False)
+class OpenSampling:
+    """A sampling and the jobs that are under way in it."""
+
+    sampling: InProcessSampling
+    jobs: dict[int, Job] = field(default_factory=dict)
+    """By the `id` of each continuation that is not done."""
+
+
+class Sampler:
+    """The engine's one user."""
+
+    def __init__(self, engine: InProcessEngine) -> None:
+        self.engine = engine
+        self.changed = threading.Condition()
+        self.waiting: deque[Job] = deque()
+        self.open: dict[Request, OpenSampling] = {}
+        self.paused = self.stopped = False
+        self.last_token_at = 0.0
+        """When the engine was last seen to sample."""
+        self._hands_off = 0
+        self._stepping = False
+        self._thread: threading.Thread | None = None
+
+    # What other threads call
+
+    def submit(self, request: Request, continuations: Sequence[Continuation], together: Together | None = None) -> Job:
+        """Sample these, with the streams of the request where they have none of their own."""
+        settings = replace(request, key=NO_KEY)
+        keyed = [each if each.key is not None else replace(each, key=request.key) for each in continuations]
+        job = Job(settings, keyed, together)
+        with self.changed:
+            if self.stopped:
+                raise Ended("the server ends; try again later")
+            self.waiting.append(job)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, daemon=True, name="sampler")
+                self._thread.start()
+            self.changed.notify_all()
+        return job
+
+    def drop(self, continuations: Sequence[Continuation]) -> None:
+        """These completions will not be continued, so what is kept of them may be freed."""
+        with self.hands_off():
+            for each in self.open.values():
+                each.sampling.drop(continuations)
+
+    def cancel(self, job: Job) -> None:
+        """Its client has left."""
+        job.result.cancel()
+        with self.changed:
+            self.changed.notify_all()
+
+    @contextmanager
+    def hands_off(self) -> Iterator[None]:
+        """Inside, nothing is sampled; entered between two tokens."""
+        with self.changed:
+            self._hands_off += 1
+            self.changed.wait_for(lambda: not self._stepping)
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._hands_off -= 1
+                self.changed.notify_all()
+
+    def pause(self) -> None:
+        """Keep what is under way; returns between two tokens."""
+        self.paused = True
+        with self.hands_off():
+            pass
+
+    def resume(self) -> None:
+        with self.changed:
+            self.paused = False
+            self.changed.notify_all()
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until all that was put is done; whether it is."""
+        with self.changed:
+            return self.changed.wait_for(lambda: not self.num_open, timeout=seconds)
+
+    def abort(self) -> None:
+        """End everything that is under way or waits."""
+        with self.hands_off():
+            self._fail_all(Ended("aborted"))
+
+    def stop(self) -> None:
+        """End everything, for good, and wait for the thread: one inside torch would abort the process."""
+        with self.changed:
+            self.stopped = True
+            self.changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._fail_all(Ended("the server ends; try again later"))
+
+    @property
+    def num_open(self) -> int:
+        """Completions under way."""
+        return sum(len(each.jobs) for each in list(self.open.values()))
+
+    @property
+    def began_at(self) -> float | None:
+        """When the oldest job that is under way began."""
+        jobs = [job for each in list(self.open.values()) for job in list(each.jobs.values())]
+        return min((job.began_at for job in jobs if job.began_at is not None), default=None)
+
+    # What its own thread does
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self.changed:
+                    self._stepping = False
+                    self.changed.notify_all()
+                    self.changed.wait_for(self._may_step, timeout=self._patience())
+                    if self.stopped:
+                        return
+                    self._stepping = self._may_step()
+                if self._stepping:
+                    self._step()
+        except BaseException as error:
+            self._fail_all(error)
+            raise
+        finally:
+            with self.changed:
+                self._stepping = False
+                self.changed.notify_all()
+
+    def _may_step(self) -> bool:
+        if self.stopped:
+            return True
+        held = self.paused or self._hands_off
+        return not held and (self.num_open > 0 or self._ready() is not None)
+
+    def _patience(self) -> float | None:
+        """Seconds until the oldest job has waited long enough for those that are put with it."""
+        if self.paused or not self.waiting:
+            return None
+        return max(0.0, self.waiting[0].asked_at + TOGETHER_SECONDS - time.monotonic()) + 0.01
+
+    def _ready(self) -> list[Job] | None:
+        """The next jobs to put, in their order; None where those that are to be put with the oldest have not come."""
+        while self.waiting and self.waiting[0].result.cancelled():
+            self.waiting.popleft()
+        for job in self.waiting:
+            if job.settings not in self.open and len(self.open) >= MAX_SAMPLINGS and not self._idle():
+                continue
+            if job.together is None:
+                return [job]
+            of_put = [each for each in self.waiting if each.together and each.together.name == job.together.name]
+            if len(of_put) >= job.together.size or time.monotonic() >= job.asked_at + TOGETHER_SECONDS:
+                return sorted(of_put, key=lambda each: each.together.place if each.together else 0)
+        return None
+
+    def _idle(self) -> list[Request]:
+        return [settings for settings, each in self.open.items() if not each.jobs]
+
+    def _step(self) -> None:
+        """Put what is ready, drop what nobody waits for, and sample a token in every sampling."""
+        while (ready := self._next_ready()) is not None:
+            for job in ready:
+                self._put(job)
+        for settings, each in list(self.open.items()):
+            self._drop_cancelled(settings, each)
+            if each.jobs:
+                self._take(settings, each)
+
+    def _next_ready(self) -> list[Job] | None:
+        with self.changed:
+            ready = self._ready()
+            for job in ready or ():
+                self.waiting.remove(job)
+            return ready
+
+    def _put(self, job: Job) -> None:
+        if job.result.cancelled():
+            return
+        try:
+            if job.settings not in self.open:
+                if len(self.open) >= MAX_SAMPLINGS:
+                    self._close(self._idle()[0])
+                self.open[job.settings] = OpenSampling(self.engine.open(job.settings))
+            to = self.open[job.settings]
+            to.sampling.put(job.continuations)
+        except UserError as error:
+            job.fail(error)
+            return
+        except BaseException as error:
+            job.fail(error)
+            raise
+        job.began_at = self.last_token_at = time.monotonic()
+        to.jobs |= {id(each): job for each in job.continuations}
+
+    def _take(self, settings: Request, at: OpenSampling) -> None:
+        try:
+            done = at.sampling.take(0)
+        except SamplingTimeout:
+            done = []
+        except RunError as error:
+            self._close(settings, error)
+            return
+        self.last_token_at = time.monotonic()
+        for sampled in done:
+            place = id(sampled.continuation)
+            job = at.jobs.pop(place)
+            job.done[place] = sampled
+            if len(job.done) == len(job.continuations):
+                with suppress(InvalidStateError):  # its client has just left
+                    job.result.set_result([job.done[id(each)] for each in job.continuations])
+        if not at.jobs and not settings.keep:
+            self._close(settings)
+
+    def _drop_cancelled(self, settings: Request, at: OpenSampling) -> None:
+        gone = [job for job in dict.fromkeys(at.jobs.values()) if job.result.cancelled()]
+        left = [each for job in gone for each in job.continuations if at.jobs.pop(id(each), None) is not None]
+        if left and not at.jobs and not settings.keep:
+            self._close(settings)
+        elif left:
+            at.sampling.drop(left)
+
+    def _close(self, settings: Request, error: BaseException | None = None) -> None:
+        """Close a sampling; its jobs fail."""
+        closed = self.open.pop(settings)
+        closed.sampling.close()
+        for job in dict.fromkeys(closed.jobs.values()):
+            if error is not None:
+                job.fail(error)
+
+    def _fail_all(self, error: BaseException) -> None:
+        for settings in list(self.open):
+            self._close(settings, error)
+        while self.waiting:
+            self.waiting.popleft().fail(error)
