@@ -22,6 +22,7 @@ LAYERS = [
     {"__main__"},
     {"cli", ""},
     {"commands", "trl", "course", "variance"},
+    {"server"},
     {"training", "irl_runs", "neural_irl"},  # irl_runs and neural_irl are users of irl/, which stands alone
     {"behaviours"},
     {"runs"},

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.commands.collection.ballot import PAGE, TOKEN_HEADER, ask_in_terminal, pair_text
+from posttrain.commands.collection.ballot import ask_in_terminal, pair_text
+from posttrain.server.voting_page import PAGE, TOKEN_HEADER
 from tests.support.comparisons import ballot, written_pair
 from tests.support.hostile_texts import HOSTILE
 from tests.support.voted import asked, state, token_of, voting
@@ -121,7 +122,7 @@ def test_the_token_is_in_no_answer_and_in_no_path(tmp_path: Path) -> None:
             _, headers, content = asked(server, path)
             assert token.encode() not in content
             assert token not in str(headers)
-        assert server.server_address[0] == "127.0.0.1"
+        assert server.socket.getsockname()[0] == "127.0.0.1"
         assert server.addresses["anna"].partition("#")[2] == token  # behind #, which browsers send to nobody
         assert len(token) >= 32
 
@@ -170,7 +171,7 @@ def test_a_vote_on_a_pair_that_is_not_shown_changes_nothing(tmp_path: Path) -> N
 def test_a_browser_that_leaves_in_a_request_harms_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with voting(ballot(tmp_path)) as server:
         for sent in (b"POST /vote HTTP/1.1\r\nContent-Length: 40\r\n\r\n{", b"GET / HT", b"\x16\x03\x01"):
-            with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
+            with socket.create_connection(("127.0.0.1", server.port)) as connection:
                 connection.sendall(sent)
                 linger = struct.pack("ii", 1, 0)  # closed by a reset, as a browser that was killed does it
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

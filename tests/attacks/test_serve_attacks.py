@@ -14,14 +14,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from posttrain.commands.serving import completion_service
-from posttrain.commands.serving.completion_service import HttpServer
-from posttrain.commands.serving.http_base import is_loopback
 from posttrain.generation.engine import SamplingTimeout
 from posttrain.generation.in_process import InProcessSampling
 from posttrain.records import Prompt
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.judge_reward import JudgeReward
+from posttrain.server import openai_routes
+from posttrain.server.addresses import is_loopback
+from posttrain.server.listening import LOOK_SECONDS
+from posttrain.server.model_server import ModelServer
 from tests.support.commands import refusal
 from tests.support.refusals import refused
 from tests.support.served import JSON, QUESTION, asked, served
@@ -30,13 +31,13 @@ ASKS = {"prompt": QUESTION, "max_tokens": 2}
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[HttpServer]:
+def server() -> Iterator[ModelServer]:
     with served() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def locked() -> Iterator[HttpServer]:
+def locked() -> Iterator[ModelServer]:
     """A server with a token."""
     with served(token="s3cret") as made:
         yield made
@@ -48,8 +49,17 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def waits(server: ModelServer) -> bool:
+    """Whether a client waits for its turn."""
+    return any(not job.result.cancelled() for job in server.service.sampler.waiting)
+
+
+def idle(server: ModelServer) -> bool:
+    return not server.service.sampler.num_open and not waits(server)
+
+
 @contextmanager
-def endless(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def endless(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An engine that samples one token after the other, and comes to no end."""
 
     def take(_: InProcessSampling, seconds: float) -> None:
@@ -71,22 +81,22 @@ def client(port: int, asks: Mapping[str, object] = ASKS) -> socket.socket:
     return made
 
 
-def test_a_client_that_leaves_ends_its_request(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_leaves_ends_its_request(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with endless(server, monkeypatch):
-        first = client(server.server_port)
-        until(lambda: server.service.turn is not None)
+        first = client(server.port)
+        until(lambda: server.service.sampler.num_open)
         first.close()
-        until(lambda: server.service.turn is None)
+        until(lambda: idle(server))
     assert asked(server, "/v1/completions", ASKS)[0] == 200
 
 
-def test_a_client_that_has_only_ended_its_sending_gets_its_answer(server: HttpServer) -> None:
-    with server.service.lock:  # as while another request is answered
-        first = client(server.server_port)
+def test_a_client_that_has_only_ended_its_sending_gets_its_answer(server: ModelServer) -> None:
+    with server.service.sampler.hands_off():  # as while other requests are answered
+        first = client(server.port)
         first.shutdown(socket.SHUT_WR)
-        until(lambda: len(server.service.waiting) == 1)
-        time.sleep(3 * completion_service.LOOK_SECONDS)  # it is looked at more than once
-        assert server.service.waiting
+        until(lambda: len(server.service.sampler.waiting) == 1)
+        time.sleep(3 * LOOK_SECONDS)  # it is looked at more than once
+        assert waits(server)
     said = b"".join(iter(lambda: first.recv(1 << 16), b""))
     first.close()
     *interim, head, body = said.split(b"\r\n\r\n")
@@ -95,52 +105,52 @@ def test_a_client_that_has_only_ended_its_sending_gets_its_answer(server: HttpSe
     assert json.loads(body)["choices"]
 
 
-def test_a_client_that_leaves_later_ends_its_request(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_leaves_later_ends_its_request(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with endless(server, monkeypatch):
-        first = client(server.server_port)
+        first = client(server.port)
         first.shutdown(socket.SHUT_WR)
         assert first.recv(1 << 10) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        until(lambda: server.service.turn is not None)
+        until(lambda: server.service.sampler.num_open)
         first.close()
-        until(lambda: server.service.turn is None and not server.service.waiting)
+        until(lambda: idle(server))
 
 
-def test_a_client_that_leaves_the_queue_is_not_served(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_leaves_the_queue_is_not_served(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     served = []
     monkeypatch.setattr(server.service.engine, "open", served.append)
-    with server.service.lock:  # as while another request is answered
-        second = client(server.server_port)
-        until(lambda: len(server.service.waiting) == 1)
+    with server.service.sampler.hands_off():  # as while other requests are answered
+        second = client(server.port)
+        until(lambda: len(server.service.sampler.waiting) == 1)
         second.close()
-        until(lambda: not server.service.waiting)
+        until(lambda: not waits(server))
     assert not served
 
 
-def test_a_judge_that_waits_no_longer_leaves_no_request(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_that_waits_no_longer_leaves_no_request(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     asks = Prompt(id="0", text="x", tokens=(5, 6))  # the bundled template refuses a judge's system message
     monkeypatch.setattr(server.service.renderer, "render", lambda *_, **__: asks)
-    endpoint = f"http://127.0.0.1:{server.server_port}/v1"
+    endpoint = f"http://127.0.0.1:{server.port}/v1"
     with endless(server, monkeypatch):
         judge = JudgeReward(endpoint=endpoint, model="bundled", timeout_seconds=0.2, tries=1)
         (said,) = asyncio.run(judge(prompts=["What is 1 + 1?"], completions=["2"]))
         assert isinstance(said, ScoringFailure)
-        until(lambda: server.service.turn is None and not server.service.waiting)
+        until(lambda: idle(server))
     assert asked(server, "/v1/completions", ASKS)[0] == 200
 
 
-def test_health_is_that_of_the_engine(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_is_that_of_the_engine(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with endless(server, monkeypatch):
-        first = client(server.server_port)
-        until(lambda: server.service.turn is not None)
+        first = client(server.port)
+        until(lambda: server.service.sampler.num_open)
         status, said = asked(server, "/health")
         assert (status, said["status"], said["engine"], said["waiting"]) == (200, "ok", "sampling", 0)
         assert said["seconds"] >= said["seconds_since_token"] >= 0
         # No token comes, beyond the time that a request may take: the engine hangs.
-        monkeypatch.setattr(completion_service, "PATIENCE_SECONDS", -server.service.seconds)
+        monkeypatch.setattr(openai_routes, "PATIENCE_SECONDS", -server.service.seconds)
         assert asked(server, "/health")[0] == 503
         assert asked(server, "/health")[1]["status"] == "hangs"
         first.close()
-        until(lambda: server.service.turn is None)
+        until(lambda: idle(server))
 
 
 FOREIGN = {
@@ -155,33 +165,33 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_page_of_another_site_is_not_answered(server: HttpServer, name: str) -> None:
+def test_a_page_of_another_site_is_not_answered(server: ModelServer, name: str) -> None:
     headers, status = FOREIGN[name]
     assert asked(server, "/v1/completions", ASKS, headers={**JSON, **headers})[0] == status
     if status == 403:
         assert asked(server, "/v1/models", headers=headers)[0] == status
-    own = {"Origin": f"http://localhost:{server.server_port}", "Host": f"localhost:{server.server_port}"}
+    own = {"Origin": f"http://localhost:{server.port}", "Host": f"localhost:{server.port}"}
     assert asked(server, "/v1/completions", ASKS, headers={**JSON, **own})[0] == 200
 
 
 @pytest.mark.parametrize(
     "given", [{}, *({"Authorization": each} for each in ("s3cret", "Bearer s3cre", "Bearer s3cret\xff", "bearer"))]
 )
-def test_without_the_token_nothing_is_answered_but_health(locked: HttpServer, given: Mapping[str, str]) -> None:
+def test_without_the_token_nothing_is_answered_but_health(locked: ModelServer, given: Mapping[str, str]) -> None:
     for path, body in (("/v1/models", None), ("/v1/completions", ASKS), ("/v1/chat/completions", {})):
         assert asked(locked, path, body, headers={**JSON, **given})[0] == 401
     assert asked(locked, "/health", headers=given)[0] == 200
 
 
-def test_with_the_token_any_name_of_this_machine_will_do(locked: HttpServer) -> None:
+def test_with_the_token_any_name_of_this_machine_will_do(locked: ModelServer) -> None:
     brings = {**JSON, "Authorization": "Bearer s3cret", "Host": "gpu-box.lan:9000"}
     assert asked(locked, "/v1/completions", ASKS, headers=brings)[0] == 200
     assert asked(locked, "/v1/completions", ASKS, headers={**brings, "Origin": "http://evil.example"})[0] == 403
 
 
-def test_openai_s_client_brings_the_token_as_its_key(locked: HttpServer) -> None:
+def test_openai_s_client_brings_the_token_as_its_key(locked: ModelServer) -> None:
     openai = pytest.importorskip("openai", reason="the extra `dev` has it")
-    base_url = f"http://127.0.0.1:{locked.server_port}/v1"
+    base_url = f"http://127.0.0.1:{locked.port}/v1"
     with openai.OpenAI(base_url=base_url, api_key="s3cret", max_retries=0) as ours:
         assert [model.id for model in ours.models.list()] == ["bundled"]
         messages = [{"role": "user", "content": QUESTION}]
@@ -232,21 +242,21 @@ HOST = "\r\nHost: 127.0.0.1:PORT"
         ("GET /v1/models HTTP/1.1\r\nHost: 127.0.0.2:PORT", 403),
     ],
 )
-def test_a_target_and_a_host_are_one_and_this_servers(request_line: str, status: int, server: HttpServer) -> None:
-    assert raw(server.server_port, request_line) == status
+def test_a_target_and_a_host_are_one_and_this_servers(request_line: str, status: int, server: ModelServer) -> None:
+    assert raw(server.port, request_line) == status
 
 
-def test_a_body_that_is_too_large_is_read_past_and_its_client_told(server: HttpServer) -> None:
+def test_a_body_that_is_too_large_is_read_past_and_its_client_told(server: ModelServer) -> None:
     size = 9 << 20
     head = f"POST /v1/completions HTTP/1.1{HOST}\r\nContent-Type: application/json\r\nContent-Length: {size}"
-    assert raw(server.server_port, head, b" " * size) == 413
+    assert raw(server.port, head, b" " * size) == 413
 
 
 @pytest.mark.parametrize(
     ("brought", "status"), [("bearer s3cret", 200), ("BEARER s3cret", 200), ("Basic s3cret", 401), ("s3cret", 401)]
 )
-def test_the_scheme_of_a_token_may_be_in_small_letters(locked: HttpServer, brought: str, status: int) -> None:
-    assert raw(locked.server_port, f"GET /v1/models HTTP/1.1{HOST}\r\nAuthorization: {brought}") == status
+def test_the_scheme_of_a_token_may_be_in_small_letters(locked: ModelServer, brought: str, status: int) -> None:
+    assert raw(locked.port, f"GET /v1/models HTTP/1.1{HOST}\r\nAuthorization: {brought}") == status
 
 
 def test_all_of_this_machines_own_addresses_need_no_token() -> None:

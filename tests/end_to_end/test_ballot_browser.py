@@ -97,7 +97,7 @@ def test_hostile_completions_are_text_and_nothing_else(window: Browser, tmp_path
             assert window.run("document.querySelectorAll('script').length") == 1
             assert window.run("document.querySelectorAll('form, img, iframe, meta[http-equiv]').length") == 0
             assert window.run("getComputedStyle(document.querySelector('nav')).display") == "flex"
-            base = f"http://127.0.0.1:{server.server_port}/"
+            base = f"http://127.0.0.1:{server.port}/"
             asked = [each for each in window.requests[before:] if not each.startswith("data:")]
             assert asked
             assert all(each.startswith(base) for each in asked)

@@ -18,7 +18,6 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.cli import main
 from posttrain.commands import chat, evaluate, serve, trace
 from posttrain.commands.arguments import LOADING, TEMPLATE, layers_for_model, split_arguments
-from posttrain.commands.serving.completion_service import Service
 from posttrain.commands.trace_table import TracedRun, traced, traced_run
 from posttrain.config import Config, build
 from posttrain.generation.decoder_steps import DecoderSteps, KeyValueSlots
@@ -28,6 +27,7 @@ from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.model import ModelOptions, NewModelOptions
 from posttrain.runs.rollout_file import read_rollouts
+from posttrain.server.openai_routes import Service
 from posttrain.training.session import CallerObjects, open_session
 from tests.support.commands import printed, program_of, refusal
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe

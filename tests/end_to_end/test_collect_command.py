@@ -20,10 +20,12 @@ from hypothesis import given, settings, strategies as st
 
 from posttrain.cli import main
 from posttrain.commands.collection import prompt_sampler
-from posttrain.commands.collection.ballot import CHOICES, PAGE, Ballot, StaleVote, ask_on_pages
+from posttrain.commands.collection.ballot import Ballot, ask_on_pages
 from posttrain.commands.collection.collection import VOTES, CollectionFolder
 from posttrain.commands.collection.pairs import standing_votes
 from posttrain.errors import RunError
+from posttrain.server.votes import CHOICES, StaleVote
+from posttrain.server.voting_page import PAGE
 from tests.support.commands import printed, refusal
 from tests.support.comparisons import ballot, written_pair, written_pairs
 from tests.support.refusals import mentions, refused
@@ -339,7 +341,7 @@ def test_a_signal_ends_the_pages_with_every_vote_kept(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     with voting(ballot(tmp_path)) as server, refused("cannot listen there"):
-        ask_on_pages([ballot(tmp_path)], "Which?", port=server.server_port, stopping=lambda: True)
+        ask_on_pages([ballot(tmp_path)], "Which?", port=server.port, stopping=lambda: True)
 
 
 @pytest.mark.parametrize("name", ["", " ", "an\nna", "\x1b[2J"])

@@ -12,7 +12,6 @@ import torch
 from transformers import AutoTokenizer
 
 from posttrain.cli import main
-from posttrain.commands.serving.http_requests import read_completion_request
 from posttrain.generation.in_process import InProcessSampling
 from posttrain.generation.request import Continuation
 from posttrain.models.loading.model_folder import load_policy, load_tokenizer
@@ -22,6 +21,7 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
 from posttrain.runs.prompt_preview import MOST_CHARACTERS, Reader, first_step_lines, prompt_preview_lines
+from posttrain.server.openai_requests import read_completion_request
 from posttrain.tasks.dataset import DatasetTask
 from tests.support.commands import printed, refusal
 from tests.support.refusals import refused

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import posttrain
 from posttrain.cli import main
-from posttrain.commands.serving import completion_service
 from posttrain.config.recipes import recorded_time
 from posttrain.errors import UserError
+from posttrain.server.model_server import ModelServer
 from posttrain.training.report import time_lines
 from tests.support.accidents import Accident
 from tests.support.commands import called, printed, refusal
@@ -267,7 +267,7 @@ def test_a_run_is_asked_traced_and_served(trained_on_rows: tuple[Path, str], mon
     assert "rewards of the group: " in out
 
     served: list[str] = []
-    monkeypatch.setattr(completion_service.HttpServer, "serve_forever", lambda self: served.append(self.service.name))
+    monkeypatch.setattr(ModelServer, "serve_until_signal", lambda self: served.append(self.service.name))
     assert main(["serve", f"{run}/", "--port", "0"]) == 0
     assert served == [run]
 

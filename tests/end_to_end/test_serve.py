@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.commands.serving.completion_service import HttpServer, added_texts
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
+from posttrain.server.model_server import ModelServer
+from posttrain.server.openai_routes import added_texts
 from tests.support.commands import refusal
 from tests.support.served import QUESTION, asked, served
 
@@ -19,12 +20,12 @@ CHAT = {"messages": [{"role": "user", "content": QUESTION}]}
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[HttpServer]:
+def server() -> Iterator[ModelServer]:
     with served() as made:
         yield made
 
 
-def refused_request(server: HttpServer, path: str, body: Any, status: int = 400) -> str:
+def refused_request(server: ModelServer, path: str, body: Any, status: int = 400) -> str:
     """What a request that ends so is told."""
     code, answer = asked(server, path, body)
     assert code == status
@@ -32,12 +33,12 @@ def refused_request(server: HttpServer, path: str, body: Any, status: int = 400)
     return said
 
 
-def test_models_and_health(server: HttpServer) -> None:
+def test_models_and_health(server: ModelServer) -> None:
     assert asked(server, "/v1/models")[1]["data"][0]["id"] == "bundled"
     assert asked(server, "/health") == (200, {"status": "ok", "engine": "idle", "waiting": 0})
 
 
-def test_completions_are_counted_seeded_and_cut_at_stop_texts(server: HttpServer) -> None:
+def test_completions_are_counted_seeded_and_cut_at_stop_texts(server: ModelServer) -> None:
     body = {"prompt": QUESTION, "max_tokens": 60, "n": 3, "seed": 5}
     code, first = asked(server, "/v1/completions", body)
     assert code == 200
@@ -113,7 +114,7 @@ def test_completions_are_counted_seeded_and_cut_at_stop_texts(server: HttpServer
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "surrogate"),
     ],
 )
-def test_a_bad_request_is_told_what_is_wrong(server: HttpServer, path: str, body: Any, says: str) -> None:
+def test_a_bad_request_is_told_what_is_wrong(server: ModelServer, path: str, body: Any, says: str) -> None:
     assert says in refused_request(server, path, body)
 
 
@@ -144,7 +145,7 @@ def test_a_bad_request_is_told_what_is_wrong(server: HttpServer, path: str, body
         {"repetition_penalty": 1.1},
     ],
 )
-def test_what_is_not_done_is_refused_by_its_name(server: HttpServer, path: str, field: dict[str, Any]) -> None:
+def test_what_is_not_done_is_refused_by_its_name(server: ModelServer, path: str, field: dict[str, Any]) -> None:
     body = {"prompt": QUESTION} if path == "/v1/completions" else CHAT
     assert refused_request(server, path, {**body, "max_tokens": 1, **field}).startswith(next(iter(field)) + " = ")
 
@@ -164,7 +165,7 @@ NOTHING = {
 }
 
 
-def test_values_that_ask_for_nothing_and_fields_that_change_nothing_are_taken(server: HttpServer) -> None:
+def test_values_that_ask_for_nothing_and_fields_that_change_nothing_are_taken(server: ModelServer) -> None:
     rest = {"max_tokens": 8, "seed": 3}
     plain = asked(server, "/v1/completions", {"prompt": QUESTION, **rest})[1]["choices"]
     assert asked(server, "/v1/completions", {"prompt": QUESTION, **rest, **NOTHING})[1]["choices"] == plain
@@ -173,7 +174,7 @@ def test_values_that_ask_for_nothing_and_fields_that_change_nothing_are_taken(se
     assert asked(server, "/v1/completions", {"prompt": QUESTION, "n": 3, "best_of": 3, **rest})[0] == 200
 
 
-def test_a_chat_with_the_bundled_model_puts_the_question_as_it_was_trained_to_read_it(server: HttpServer) -> None:
+def test_a_chat_with_the_bundled_model_puts_the_question_as_it_was_trained_to_read_it(server: ModelServer) -> None:
     rest = {"max_tokens": 40, "seed": 7}
     parts = [{"type": "text", "text": QUESTION[:9]}, {"type": "text", "text": QUESTION[9:]}]
     said = asked(server, "/v1/completions", {"prompt": QUESTION + "\n", **rest})[1]["choices"][0]["text"]
@@ -183,7 +184,7 @@ def test_a_chat_with_the_bundled_model_puts_the_question_as_it_was_trained_to_re
         assert (code, answer["choices"][0]["message"]["content"]) == (200, said)
 
 
-def test_another_model_than_the_served_one_is_not_found(server: HttpServer) -> None:
+def test_another_model_than_the_served_one_is_not_found(server: ModelServer) -> None:
     body = {"prompt": QUESTION, "max_tokens": 1}
     assert asked(server, "/v1/completions", {**body, "model": "bundled"})[0] == 200
     said = refused_request(server, "/v1/completions", {**body, "model": "gpt-4"}, 404)
@@ -206,8 +207,8 @@ def test_another_model_than_the_served_one_is_not_found(server: HttpServer) -> N
         ("BREW", "/v1/completions", ""),
     ],
 )
-def test_another_method_is_told_the_one_that_is_taken(server: HttpServer, method: str, path: str, allow: str) -> None:
-    with closing(HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as connection:
+def test_another_method_is_told_the_one_that_is_taken(server: ModelServer, method: str, path: str, allow: str) -> None:
+    with closing(HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
         connection.request(method, path)
         response = connection.getresponse()
         assert (response.status, response.getheader("Allow")) == ((405, allow) if allow else (501, None))
@@ -216,7 +217,7 @@ def test_another_method_is_told_the_one_that_is_taken(server: HttpServer, method
     assert body == b"" if method == "HEAD" else told in json.loads(body)["error"]["message"]
 
 
-def test_a_stop_text_ends_the_sampling_too(server: HttpServer) -> None:
+def test_a_stop_text_ends_the_sampling_too(server: ModelServer) -> None:
     body = {"prompt": QUESTION + "\n", "max_tokens": 60, "seed": 5, "n": 4}
     whole = asked(server, "/v1/completions", body)[1]
     for stop in ("=", ["\n</think>", ",2"], "no such text"):
@@ -231,7 +232,7 @@ def test_a_stop_text_ends_the_sampling_too(server: HttpServer) -> None:
             assert cut["usage"]["completion_tokens"] <= characters + 4 * 9 < whole["usage"]["completion_tokens"]
 
 
-def test_token_ids_are_a_prompt_as_their_text_is(server: HttpServer) -> None:
+def test_token_ids_are_a_prompt_as_their_text_is(server: ModelServer) -> None:
     ids = load_policy(ModelOptions()).tokenizer(QUESTION, add_special_tokens=False)["input_ids"]
     body = {"max_tokens": 12, "seed": 5}
     answers = [
@@ -244,7 +245,7 @@ def test_token_ids_are_a_prompt_as_their_text_is(server: HttpServer) -> None:
     assert answers[1]["usage"] == answers[0]["usage"]
 
 
-def test_what_is_null_is_as_left_out_and_a_limit_is_cut_to_the_context(server: HttpServer) -> None:
+def test_what_is_null_is_as_left_out_and_a_limit_is_cut_to_the_context(server: ModelServer) -> None:
     nulls = dict.fromkeys(["n", "temperature", "top_p", "stop", "seed", "max_completion_tokens"])
     code, answer = asked(server, "/v1/completions", {"prompt": QUESTION, "max_tokens": 4, **nulls})
     assert (code, len(answer["choices"])) == (200, 1)
@@ -255,8 +256,8 @@ def test_what_is_null_is_as_left_out_and_a_limit_is_cut_to_the_context(server: H
 
 
 @pytest.mark.parametrize("length", ["²", "-1", "9" * 5000, "1e3", "+5"])
-def test_a_length_that_is_none_is_refused(server: HttpServer, length: str) -> None:
-    with closing(HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as connection:
+def test_a_length_that_is_none_is_refused(server: ModelServer, length: str) -> None:
+    with closing(HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
         connection.putrequest("POST", "/v1/completions")
         connection.putheader("Content-Type", "application/json")
         connection.putheader("Content-Length", length.encode("latin-1"))
@@ -264,8 +265,8 @@ def test_a_length_that_is_none_is_refused(server: HttpServer, length: str) -> No
         assert connection.getresponse().status == 400
 
 
-def test_the_body_of_a_request_for_nothing_is_no_next_request(server: HttpServer) -> None:
-    with closing(HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as connection:
+def test_the_body_of_a_request_for_nothing_is_no_next_request(server: ModelServer) -> None:
+    with closing(HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
         connection.request("POST", "/v1/nothing", "GET /health HTTP/1.1\r\n\r\n")
         assert connection.getresponse().read()
         assert connection.sock is None or connection.sock.recv(1) == b""  # closed, and nothing more is answered
@@ -276,12 +277,13 @@ def test_a_request_ends_in_time_and_so_does_the_wait_for_one_before_it() -> None
         long = {"prompt": "Use all of ", "max_tokens": 10**6, "n": 128, "temperature": 100.0}
         assert "not done in 0.2 seconds" in refused_request(made, "/v1/completions", long, 503)
         short = {"prompt": QUESTION, "max_tokens": 1}
-        with made.service.lock:  # as while another request is answered
+        with made.service.sampler.hands_off():  # as while other requests are answered
             assert "busy for 0.2 seconds" in refused_request(made, "/v1/completions", short, 503)
         assert asked(made, "/v1/completions", short)[0] == 200
 
 
-def test_a_fault_of_the_server_is_an_answer_too(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the terminal has it
+def test_a_fault_of_the_server_is_an_answer_too(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
@@ -313,18 +315,18 @@ def test_messages_that_a_template_refuses_or_would_stumble_over() -> None:
             assert says in refused_request(made, "/v1/chat/completions", {"messages": [{**hello, **change}]})
 
 
-def test_what_is_no_request_is_refused_and_the_server_goes_on(server: HttpServer) -> None:
+def test_what_is_no_request_is_refused_and_the_server_goes_on(server: ModelServer) -> None:
     assert asked(server, "/v1/completions", raw=b"{nonsense")[0] == 400
     assert asked(server, "/v1/nothing", {})[0] == 404
     assert asked(server, "/nothing")[0] == 404
     assert asked(server, "/health")[0] == 200
 
 
-def test_a_port_that_is_taken_is_one_message(server: HttpServer) -> None:
-    assert "another port" in refusal("serve", "bundled", "--port", server.server_port)
+def test_a_port_that_is_taken_is_one_message(server: ModelServer) -> None:
+    assert "another port" in refusal("serve", "bundled", "--port", server.port)
 
 
-def test_log_probs_are_those_of_the_sampled_tokens(server: HttpServer) -> None:
+def test_log_probs_are_those_of_the_sampled_tokens(server: ModelServer) -> None:
     policy = load_policy(ModelOptions())
     body = {"prompt": QUESTION + "\n", "max_tokens": 30, "seed": 5, "logprobs": 0}
     (choice,) = asked(server, "/v1/completions", body)[1]["choices"]

@@ -1,42 +1,40 @@
 """The bundled model behind `posttrain serve`, and what it answers."""
 
 import json
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from posttrain.commands.serving.completion_service import HttpServer, Service, listening
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
 from posttrain.options.model import ModelOptions
+from posttrain.server.model_server import ModelServer
+from posttrain.server.openai_routes import Service
 
 JSON = {"Content-Type": "application/json"}
 QUESTION = "Use all of 11, 25, 11 to make 25."
 
 
-def serving(policy: Policy, *, name: str, seconds: float = 600.0, token: str = "") -> HttpServer:
-    return listening(Service(policy, renderer_of(policy), name=name, seconds=seconds), token=token)
+def serving(policy: Policy, *, name: str, seconds: float = 600.0, **how: Any) -> ModelServer:
+    return ModelServer(Service(policy, renderer_of(policy), name=name, seconds=seconds), **how)
 
 
 @contextmanager
-def served(policy: Policy | None = None, *, name: str = "bundled", **how: Any) -> Iterator[HttpServer]:
+def served(policy: Policy | None = None, *, name: str = "bundled", **how: Any) -> Iterator[ModelServer]:
     """A server of a policy, the bundled model's if none is given, in a thread of this process, on a free port."""
-    with serving(policy or load_policy(ModelOptions()), name=name, **how) as made:
-        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    with serving(policy or load_policy(ModelOptions()), name=name, **how).in_thread() as made:
         yield made
-        made.shutdown()
 
 
 def asked(
-    server: HttpServer, path: str, body: Any = None, *, raw: bytes | None = None, headers: Mapping[str, str] = JSON
+    server: ModelServer, path: str, body: Any = None, *, raw: bytes | None = None, headers: Mapping[str, str] = JSON
 ) -> tuple[int, Any]:
     """Status and content of the answer to a request; a body makes it a POST."""
     data = raw if raw is not None else None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}{path}", data, dict(headers))
+    request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", data, dict(headers))
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
             return response.status, json.load(response)

@@ -2,32 +2,30 @@
 
 import http.client
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from posttrain.commands.collection.ballot import TOKEN_HEADER, Ballot, BallotServer
+from posttrain.commands.collection.ballot import Ballot
+from posttrain.server.voting_page import TOKEN_HEADER, VotingPage
 
 Answer = tuple[int, Mapping[str, str], bytes]
 """Status, headers by their names in small letters, and body."""
 
 
 @contextmanager
-def voting(*ballots: Ballot, question: str = "Which answer is better?") -> Iterator[BallotServer]:
+def voting(*ballots: Ballot, question: str = "Which answer is better?") -> Iterator[VotingPage]:
     """A server in a thread of this process, on a free port."""
-    with BallotServer(ballots, question) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        yield server
-        server.shutdown()
+    with VotingPage(ballots, question).in_thread() as page:
+        yield page
 
 
-def token_of(server: BallotServer, rater: str = "anna") -> str:
+def token_of(server: VotingPage, rater: str = "anna") -> str:
     return next(token for token, ballot in server.ballots.items() if ballot.rater == rater)
 
 
 def asked(
-    server: BallotServer,
+    server: VotingPage,
     path: str,
     body: object = None,
     *,
@@ -36,7 +34,7 @@ def asked(
     token: str | None = "",
 ) -> Answer:
     """The answer to a request with the first rater's token, unless it is to have another one or, by None, none."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     given = {"Content-Type": "application/json"}
     if token is not None:
         given[TOKEN_HEADER] = token or next(iter(server.ballots))
@@ -49,7 +47,7 @@ def asked(
         connection.close()
 
 
-def state(server: BallotServer, rater: str = "anna") -> dict[str, Any]:
+def state(server: VotingPage, rater: str = "anna") -> dict[str, Any]:
     """What the page shows now."""
     status, _, content = asked(server, "/state", token=token_of(server, rater))
     assert status == 200, content
@@ -57,7 +55,7 @@ def state(server: BallotServer, rater: str = "anna") -> dict[str, Any]:
     return found
 
 
-def vote(server: BallotServer, choice: str, pair: str = "", rater: str = "anna") -> tuple[int, dict[str, Any]]:
+def vote(server: VotingPage, choice: str, pair: str = "", rater: str = "anna") -> tuple[int, dict[str, Any]]:
     """Status and new state after a vote on the pair that is shown, or on another."""
     body = {"pair": pair or state(server, rater)["pair"]["id"], "choice": choice}
     status, _, content = asked(server, "/vote", body, token=token_of(server, rater))

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from posttrain.commands.arguments import INTERRUPTED, TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec, named_as_flags
-from posttrain.commands.serving.http_base import Port
 from posttrain.config import CollectConfig
 from posttrain.options.bounds import Rule, Unused, require_rules
 from posttrain.options.collect import PersonJudgeOptions
+from posttrain.server.addresses import Port
 
 MAY_CHANGE = ("run.threads", "judge.endpoint", "judge.options")
 """Options that may change when a collection is resumed."""

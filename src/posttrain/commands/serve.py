@@ -11,9 +11,9 @@ from annotated_types import Gt
 from posttrain.commands.arguments import LOADING, TEMPLATE, model_layer, split_arguments
 from posttrain.commands.chat import ChatConfig
 from posttrain.commands.flags import CommandSpec
-from posttrain.commands.serving.http_base import Port, is_loopback
 from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded
+from posttrain.server.addresses import Port, is_loopback, serve_extra
 
 TOKEN_VARIABLE = "POSTTRAIN_SERVE_TOKEN"
 """The environment variable that holds the token if no flag gives it."""
@@ -50,18 +50,20 @@ def main(arguments: Sequence[str]) -> int:
     model, given = split_arguments(arguments, PROGRAM).only("MODEL")
     config, switches = given.configured(ChatConfig, [model_layer(model)])
     token = token_of(switches)
-    from posttrain.commands.serving.completion_service import Service, listening
+    with serve_extra("posttrain serve"):
+        from posttrain.server.model_server import ModelServer
     from posttrain.models.loading.model_folder import load_policy
     from posttrain.models.rendering import renderer_of
+    from posttrain.server.openai_routes import Service
 
     policy, seconds = load_policy(config.model), min(switches.seconds, threading.TIMEOUT_MAX)
     renderer = renderer_of(policy, config.model.template_options)
     service = Service(policy, renderer, name=model.rstrip("/"), seconds=seconds)
-    with listening(service, host=switches.host, port=switches.port, token=token) as server:
-        print(f"{model} at http://{switches.host}:{server.server_port}/v1   (Ctrl-C ends it)", flush=True)
-        if token and not switches.token:
-            print(f"Requests need the token in {TOKEN_VARIABLE} (clients call it api_key).", flush=True)
-        server.serve_forever()
+    server = ModelServer(service, host=switches.host, port=switches.port, token=token)
+    print(f"{model} at http://{switches.host}:{server.port}/v1   (Ctrl-C ends it)", flush=True)
+    if token and not switches.token:
+        print(f"Requests need the token in {TOKEN_VARIABLE} (clients call it api_key).", flush=True)
+    server.serve_until_signal()
     return 0
 
 

@@ -1,7 +1,7 @@
 """The rows that are being decoded side by side, one token each at a time, and the forward passes that they need."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
@@ -326,14 +326,26 @@ class Rows:
             )
             cache = KeptRow(sampled.sequence, *self.slots.row(row)) if self.request.keep else None
             self.finished.append((sampled, cache))
-        gone = set(rows.tolist())
+        self._remove(set(rows.tolist()))
+
+    def drop(self, numbers: Collection[int]) -> int:
+        """Take rows and results out by the `id` of their continuations, and say how many."""
+        gone = {row for row, member in enumerate(self.members) if id(member.continuation) in numbers}
+        left = [each for each in self.finished if id(each[0].continuation) not in numbers]
+        count = len(gone) + len(self.finished) - len(left)
+        self.finished = left
+        if gone:
+            self._remove(gone)
+        return count
+
+    def _remove(self, gone: set[int]) -> None:
         left = self.num_rows - len(gone)
         source = [row for row in range(left, self.num_rows) if row not in gone]
         target = [row for row in sorted(gone) if row < left]
-        from_rows = torch.tensor(source, dtype=torch.long, device=rows.device)
-        to_rows = torch.tensor(target, dtype=torch.long, device=rows.device)
+        from_rows = torch.tensor(source, dtype=torch.long, device=self.policy.device)
+        to_rows = torch.tensor(target, dtype=torch.long, device=self.policy.device)
         self.slots.move(from_rows, to_rows, left)
-        self.columns = kept.keep(from_rows, to_rows, left)
+        self.columns = self.columns.keep(from_rows, to_rows, left)
         for moved, hole in zip(source, target, strict=True):
             self.members[hole] = self.members[moved]
         del self.members[left:]

@@ -146,6 +146,27 @@ class InProcessSampling(Sampling):
             self.kept.pop(place_of(each.continuation), None)
 
     @torch.inference_mode()
+    def drop(self, continuations: Sequence[Continuation]) -> None:
+        """End these, the very objects that were put, without a result, and free what is kept of them."""
+        for each in continuations:
+            self.kept.pop(place_of(each), None)
+        numbers = {id(each) for each in continuations}
+        num_before = sum(map(len, self._groups())) + len(self.continuing)
+        for group in self._groups():
+            left = [each for each in group if id(each) not in numbers]
+            group.clear()
+            group.extend(left)
+        self.waiting = deque(each for each in self.waiting if each[1])
+        self.pending = deque(each for each in self.pending if each.waiting)
+        self.continuing = [each for each in self.continuing if id(each[1]) not in numbers]
+        num_unstarted = num_before - sum(map(len, self._groups())) - len(self.continuing)
+        self.num_open -= num_unstarted + self.rows.drop(numbers)
+
+    def _groups(self) -> list[deque[Continuation]]:
+        """Continuations that have not started, by their prefix."""
+        return [*(group for _, group in self.waiting), *(item.waiting for item in self.pending)]
+
+    @torch.inference_mode()
     def reload(self) -> None:
         """Go on with the weights that were loaded just now."""
         started = [(item.waiting[0].prefix, item.waiting) for item in self.pending]

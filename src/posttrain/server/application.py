@@ -30,9 +30,9 @@ def application(routes: Sequence[Route]) -> Application:
         RefusedRequest: lambda request, refusal: refusal.answer,
         HTTPException: not_routed,
         ClientDisconnect: lambda request, error: Response(status_code=HTTPStatus.BAD_REQUEST),  # nobody reads it
-        Exception: lambda request, error: RefusedRequest(
-            "a fault of the server; its terminal says more", HTTPStatus.INTERNAL_SERVER_ERROR
-        ).answer,
+        Exception: lambda request, error: (
+            RefusedRequest("a fault of the server; its terminal says more", HTTPStatus.INTERNAL_SERVER_ERROR).answer
+        ),
     }
     app = Starlette(routes=list(routes), exception_handlers=handlers)
     app.router.redirect_slashes = False

@@ -7,17 +7,15 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Self
 
 import h11
 import uvicorn
-from annotated_types import Ge, Le
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from posttrain.errors import UserError
 from posttrain.server.application import Application
 
-Port = Annotated[int, Ge(0), Le(65535)]
 QUIET_SECONDS = 60
 """How long a connection may be silent where its client is to send or to read."""
 ENDING_SECONDS = 5
@@ -87,7 +85,8 @@ class Connection(H11Protocol):
             self.transport.abort()
             return
         if self.loop.time() >= at:
-            self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")))
+            interim = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            self.transport.write(self.conn.send(interim))
             at, after = self.loop.time() + after, 2 * after
         self.loop.call_later(LOOK_SECONDS, lambda: self._ask_whether_it_reads(after=after, at=at))
 
@@ -107,7 +106,7 @@ def listening_socket(host: str, port: int, *, named: str) -> socket.socket:
 
 
 class HttpServer:
-    """An application behind a socket.  `end` is called before requests under way are waited for."""
+    """An application behind a socket.  `at_end` is called before requests under way are waited for."""
 
     def __init__(
         self,
@@ -115,9 +114,9 @@ class HttpServer:
         bound: socket.socket,
         *,
         headers: Mapping[str, str] | None = None,
-        end: Callable[[], None] = lambda: None,
+        at_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self.socket, self.end = bound, end
+        self.socket, self.at_end = bound, at_end
         self.port: int = bound.getsockname()[1]
         config = uvicorn.Config(
             application,
@@ -154,7 +153,7 @@ class HttpServer:
             server.lifespan = server.config.lifespan_class(server.config)
             await server.startup(sockets=[self.socket])
             await server.main_loop()
-            await loop.run_in_executor(None, self.end)
+            await loop.run_in_executor(None, self.at_end)
             await server.shutdown(sockets=[self.socket])
         finally:
             for number in signals:
@@ -167,7 +166,7 @@ class HttpServer:
             raise KeyboardInterrupt
 
     @contextmanager
-    def in_thread(self) -> Iterator["HttpServer"]:
+    def in_thread(self) -> Iterator[Self]:
         """Serve in a thread of its own inside the block."""
         serving = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True, name="http")
         serving.start()

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.commands.serving.http_base import RefusedRequest, brief
 from posttrain.errors import UserError
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.rollout import SamplingOptions
 from posttrain.records import Prompt
 from posttrain.schemas import did_you_mean
+from posttrain.server.requests import RefusedRequest, brief
 
 MAX_COMPLETIONS = 128
 """Completions of one request, over all its prompts."""

@@ -1,94 +1,137 @@
-"""An OpenAI-compatible endpoint over HTTP: one model, which answers a request at a time while its client waits."""
+"""OpenAI's routes: one model, which samples for all requests side by side."""
 
+import asyncio
 import secrets
-import select
-import socket
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from itertools import accumulate
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.commands.serving import http_base
-from posttrain.commands.serving.http_base import Answer, RefusedRequest
-from posttrain.commands.serving.http_requests import CompletionRequest, read_completion_request
 from posttrain.errors import RunError, UserError
-from posttrain.generation.engine import sample_groups
+from posttrain.generation.engine import rollouts_of
 from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
-from posttrain.generation.request import GroupRequest, StreamKey
+from posttrain.generation.request import Continuation, Request as SamplingRequest, Sampled, StreamKey
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.records import Group, Rollout
+from posttrain.records import Rollout
+from posttrain.server import requests
+from posttrain.server.application import route
+from posttrain.server.openai_requests import CompletionRequest, read_completion_request
+from posttrain.server.requests import Access, RefusedRequest
+from posttrain.server.sampler import Ended, Sampler, SamplingJob
 
 MAX_ROWS = 256
 """Completions that are decoded side by side."""
-LOOK_SECONDS = 0.2
-"""Between two looks at whether the client of a request is still there."""
 PATIENCE_SECONDS = 30.0
 """How far a request may exceed its time limit before it counts as hanging: a step of the model takes its time."""
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 """What the bytes of an incomplete character are decoded to."""
-COMPLETIONS = {"/v1/completions": False, "/v1/chat/completions": True}
-"""The paths of completions, and whether they are of a chat."""
-ClientLeftTest = Callable[[], bool]
-
-
-class ClientLeft(ConnectionError):
-    """The client has closed the connection: the answer would not be read."""
 
 
 class Service:
-    """A policy that answers requests, one at a time."""
+    """A policy that answers requests."""
 
     def __init__(self, policy: Policy, renderer: TokenizerRenderer, *, name: str, seconds: float) -> None:
         longest = min(policy.max_positions, 2 * USUAL_TOKENS)  # a usual prompt, and an answer
         self.engine = engine_in_parity(policy, max_rows=MAX_ROWS, longest=longest)
+        self.sampler = Sampler(self.engine)
         self.policy, self.renderer, self.name, self.seconds = self.engine.policy, renderer, name, seconds
-        self.lock, self.began = threading.Lock(), int(time.time())
-        self.reading = threading.Lock()
+        self.began = int(time.time())
+        self.reading = asyncio.Lock()
         """Held while a request is tokenised, which takes memory: one request at a time."""
-        self.turn: tuple[float, float] | None = None
-        """When the request that is answered began, and when the engine was last seen to sample for it."""
-        self.waiting: set[int] = set()
-        """Threads whose request waits for its turn."""
-        self.stopped = threading.Event()
 
-    def stop(self) -> None:
-        """End all requests, and wait for the one in progress: a thread inside torch would abort the process."""
-        self.stopped.set()
-        for held in (self.reading, self.lock):
-            if held.acquire(timeout=PATIENCE_SECONDS):
-                held.release()
+    def routes(self, access: Access) -> list[Route]:
+        """The routes, with a slash at the end or without."""
+        checked = access.checked
+        return [
+            route(method, path + end, endpoint)
+            for end in ("", "/")
+            for method, path, endpoint in (
+                ("GET", "/health", checked(self.health, needs_token=False)),
+                ("GET", "/v1/models", checked(self.models)),
+                ("GET", "/v1/models/{name:path}", checked(self.named_model)),
+                ("POST", "/v1/completions", checked(self.completions)),
+                ("POST", "/v1/chat/completions", checked(self.chat_completions)),
+            )
+        ]
 
     def model(self, name: object) -> dict[str, Any]:
         """The model by its name.  Raises RefusedRequest for any other."""
         if name != self.name:
-            only = f"model = {http_base.brief(name)}: `{self.name}` is the one model here; name it"
+            only = f"model = {requests.brief(name)}: `{self.name}` is the one model here; name it"
             raise RefusedRequest(only, HTTPStatus.NOT_FOUND)
         return {"id": self.name, "object": "model", "created": self.began, "owned_by": "posttrain"}
 
-    def health(self) -> tuple[HTTPStatus, dict[str, Any]]:
-        """The state of the engine.  A request that exceeds its time ends at the next look: if it does not, it hangs."""
-        turn, now = self.turn, time.monotonic()
-        if turn is None:
-            return HTTPStatus.OK, {"status": "ok", "engine": "idle", "waiting": len(self.waiting)}
-        seconds, since_token = (round(now - moment, 3) for moment in turn)
-        hangs = now - turn[0] > self.seconds + PATIENCE_SECONDS
-        said = {"status": "hangs" if hangs else "ok", "engine": "sampling", "waiting": len(self.waiting)}
-        times = {"seconds": seconds, "seconds_since_token": since_token}
-        return HTTPStatus.SERVICE_UNAVAILABLE if hangs else HTTPStatus.OK, {**said, **times}
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self.model(self.name)]})
 
-    def completions(self, body: dict[str, Any], *, chat: bool, client_left: ClientLeftTest) -> dict[str, Any]:
-        """The answer to a request for completions.  Raises ClientLeft."""
+    async def named_model(self, request: Request) -> Response:
+        return JSONResponse(self.model(request.path_params["name"].rstrip("/")))
+
+    async def health(self, request: Request) -> Response:
+        """The state of the engine.  A request that exceeds its time ends at the next look: if it does not, it hangs."""
+        began, now, waiting = self.sampler.began_at, time.monotonic(), len(self.sampler.waiting)
+        state = "paused" if self.sampler.paused else "idle" if began is None else "sampling"
+        hangs = state == "sampling" and began is not None and now - began > self.seconds + PATIENCE_SECONDS
+        said: dict[str, str | float] = {"status": "hangs" if hangs else "ok", "engine": state, "waiting": waiting}
+        if began is not None:
+            since_token = round(now - self.sampler.last_token_at, 3)
+            said |= {"seconds": round(now - began, 3), "seconds_since_token": since_token}
+        return JSONResponse(said, HTTPStatus.SERVICE_UNAVAILABLE if hangs else HTTPStatus.OK)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, chat=False)
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await self._answer(request, chat=True)
+
+    async def _answer(self, request: Request, *, chat: bool) -> Response:
+        body = await requests.json_object(request)
         if body.get("model") is not None:
             self.model(body["model"])
-        with self.reading:
-            self.require_reader(client_left)
-            asked = read_completion_request(body, self.policy, self.renderer, chat=chat)
-        rollouts = [rollout for group in self.sampled(asked, client_left) for rollout in group.rollouts]
+        async with self.reading:
+            asked = await run_in_threadpool(read_completion_request, body, self.policy, self.renderer, chat=chat)
+        sampled = await self.sampled(request, self.sampler.submit(*continuations_of(asked, self.policy)))
+        return JSONResponse(await run_in_threadpool(self.answer_of, asked, sampled, chat=chat))
+
+    async def sampled(self, request: Request, job: SamplingJob) -> list[Sampled]:
+        """The completions of a job, in its order.  A client that leaves ends it."""
+        try:
+            found: list[Sampled] = await requests.while_client_waits(request, self._in_time(job))
+        except Ended as error:
+            raise RefusedRequest(str(error), HTTPStatus.SERVICE_UNAVAILABLE) from error
+        except RunError as error:
+            raise RefusedRequest(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from error
+        except UserError as error:
+            raise RefusedRequest(str(error)) from error
+        finally:
+            self.sampler.cancel(job)
+        return found
+
+    async def _in_time(self, job: SamplingJob) -> list[Sampled]:
+        result = asyncio.wrap_future(job.result)
+        while True:
+            since = job.asked_at if job.began_at is None else job.began_at
+            left = since + self.seconds - time.monotonic()
+            await asyncio.wait([result], timeout=max(left, 0.0))
+            if result.done():
+                return result.result()
+            if left <= 0 and since == job.asked_at:
+                busy = f"busy for {self.seconds:g} seconds with requests before this one; try again later"
+                raise RefusedRequest(busy, HTTPStatus.SERVICE_UNAVAILABLE)
+            if left <= 0:
+                long = f"not done in {self.seconds:g} seconds; ask for fewer or shorter completions"
+                raise RefusedRequest(long, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def answer_of(self, asked: CompletionRequest, sampled: Sequence[Sampled], *, chat: bool) -> dict[str, Any]:
+        rollouts = rollouts_of(self.engine, sampled)
         prompt_tokens = sum(len(prompt.tokens) for prompt in asked.prompts)
         completion_tokens = sum(rollout.num_sampled for rollout in rollouts)
         return {
@@ -106,54 +149,6 @@ class Service:
             },
         }
 
-    def sampled(self, asked: CompletionRequest, client_left: ClientLeftTest) -> list[Group]:
-        """The completions, sampled when it is this request's turn."""
-        request = GroupRequest(
-            group_size=asked.count,
-            max_completion_tokens=asked.options.max_completion_tokens,
-            sampling=asked.options.sampling,
-            key=StreamKey(asked.seed, "serve", 0),
-            stop_texts=asked.stops,
-        )
-        self.wait_for_turn(client_left)
-        began = time.monotonic()
-        self.turn = began, began
-
-        def look(_: int) -> None:
-            self.turn = began, (now := time.monotonic())
-            self.require_reader(client_left)
-            if now > began + self.seconds:
-                long = f"not done in {self.seconds:g} seconds; ask for fewer or shorter completions"
-                raise RefusedRequest(long, HTTPStatus.SERVICE_UNAVAILABLE)
-
-        try:
-            return sample_groups(self.engine, asked.prompts, request, advance=look, look_seconds=LOOK_SECONDS)
-        except RunError as error:
-            raise RefusedRequest(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from error
-        except UserError as error:
-            raise RefusedRequest(str(error)) from error
-        finally:
-            self.turn = None
-            self.lock.release()
-
-    def wait_for_turn(self, client_left: ClientLeftTest) -> None:
-        until = time.monotonic() + self.seconds
-        self.waiting.add(threading.get_ident())
-        try:
-            while not self.lock.acquire(timeout=min(LOOK_SECONDS, self.seconds)):
-                self.require_reader(client_left)
-                if time.monotonic() > until:
-                    busy = f"busy for {self.seconds:g} seconds with requests before this one; try again later"
-                    raise RefusedRequest(busy, HTTPStatus.SERVICE_UNAVAILABLE)
-        finally:
-            self.waiting.discard(threading.get_ident())
-
-    def require_reader(self, client_left: ClientLeftTest) -> None:
-        if client_left():
-            raise ClientLeft
-        if self.stopped.is_set():
-            raise RefusedRequest("the server ends; try again later", HTTPStatus.SERVICE_UNAVAILABLE)
-
     def choice(self, rollout: Rollout, asked: CompletionRequest, *, chat: bool) -> dict[str, Any]:
         cuts = [at for at in (rollout.text.find(stop) for stop in asked.stops) if at >= 0]
         text = rollout.text[: min(cuts)] if cuts else rollout.text
@@ -161,6 +156,24 @@ class Service:
         said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         logprobs = openai_logprobs(rollout, len(text), self.policy.tokenizer, chat=chat) if asked.logprobs else None
         return {**said, "finish_reason": reason, "logprobs": logprobs}
+
+
+def continuations_of(asked: CompletionRequest, policy: Policy) -> tuple[SamplingRequest, list[Continuation]]:
+    """What a request samples: each prompt is a draw."""
+    settings = SamplingRequest(
+        sampling=asked.options.sampling, key=StreamKey(asked.seed, "serve", 0), stop_texts=asked.stops
+    )
+    return settings, [
+        Continuation(
+            prefix=prompt.tokens,
+            draw=draw,
+            sample=sample,
+            limit=min(asked.options.max_completion_tokens, policy.max_positions - len(prompt.tokens)),
+            name=f"prompt {prompt.id}",
+        )
+        for draw, prompt in enumerate(asked.prompts)
+        for sample in range(asked.count)
+    ]
 
 
 def openai_logprobs(rollout: Rollout, length: int, tokenizer: PreTrainedTokenizerBase, *, chat: bool) -> dict[str, Any]:
@@ -204,82 +217,3 @@ def added_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> li
         if whole:
             start, read = read, end
     return texts
-
-
-class Handler(http_base.RequestHandler):
-    """One connection."""
-
-    ask_at, ask_after = 0.0, 1.0
-    """When a client that has ended its sending is asked again whether it reads, and how many seconds after that."""
-
-    server: "HttpServer"
-
-    def answer(self) -> Answer:
-        """The answer of the path, if it is there, takes this method and the token is right."""
-        self.require_own()
-        place, service, models = self.place.rstrip("/"), self.server.service, "/v1/models"
-        if place not in (*COMPLETIONS, "/health", models) and not place.startswith(f"{models}/"):
-            raise RefusedRequest(f"{place}: no such path", HTTPStatus.NOT_FOUND)
-        allowed = "POST" if place in COMPLETIONS else "GET"
-        if self.command != allowed:
-            wrong = f"{self.command} {place}: this path takes {allowed}"
-            raise RefusedRequest(wrong, HTTPStatus.METHOD_NOT_ALLOWED, allowed=allowed)
-        if place == "/health":
-            return service.health()
-        scheme, _, brought = self.headers.get("Authorization", "").partition(" ")
-        token = self.server.token
-        if token and not (scheme.lower() == "bearer" and http_base.brings(brought.strip(), token)):
-            needed = "Authorization: send the token that the server was started with, as `Bearer TOKEN` (api_key)"
-            raise RefusedRequest(needed, HTTPStatus.UNAUTHORIZED)
-        if place in COMPLETIONS:
-            content = service.completions(self.body(), chat=COMPLETIONS[place], client_left=self.client_left)
-        elif place == models:
-            content = {"object": "list", "data": [service.model(service.name)]}
-        else:
-            content = service.model(place.removeprefix(f"{models}/"))
-        return HTTPStatus.OK, content
-
-    def client_left(self) -> bool:
-        """Whether the client has gone.  What it has sent already is its next request.
-
-        A client that has ended only its sending looks like one that left, until something is sent to it: one that left
-        rejects that.  `100 Continue` may come before any answer, though not with HTTP/1.0, where such a client counts
-        as gone.  It is sent again after 1, 2, 4, … seconds: some clients accept few of them.
-        """
-        poll = select.poll()  # which knows descriptors above 1,023 too
-        poll.register(self.connection, select.POLLIN)
-        happened = poll.poll(0)
-        if not happened or happened[0][1] & (select.POLLHUP | select.POLLERR):
-            return bool(happened)
-        now = time.monotonic()
-        if now < self.ask_at or self.connection.recv(1, socket.MSG_PEEK):
-            return False
-        if self.request_version != "HTTP/1.1":
-            return True
-        self.ask_at, self.ask_after = now + self.ask_after, 2 * self.ask_after
-        self.send_response_only(HTTPStatus.CONTINUE)
-        self.end_headers()
-        return False
-
-
-class HttpServer(http_base.LocalServer):
-    """Threads for connections; the model answers one after the other."""
-
-    def __init__(self, address: tuple[str, int], service: Service, token: str) -> None:
-        self.service, self.token = service, token  # first, since a port that is taken closes the server
-        super().__init__(address, Handler)
-        protected = bool(token) or not http_base.is_loopback(address[0])
-        self.hosts = None if protected else http_base.own_hosts(address[0], self.server_port)
-
-    def server_close(self) -> None:
-        super().server_close()
-        self.service.stop()
-
-
-def listening(service: Service, *, host: str = "127.0.0.1", port: int = 0, token: str = "") -> HttpServer:
-    """A server that listens; `serve_forever` answers."""
-    try:
-        return HttpServer((host, port), service, token)
-    except OSError as error:
-        where = f"--host {host} --port {port}"
-        raise UserError(f"{where}: cannot listen there ({error.strerror}).  Choose another port.") from error

@@ -5,7 +5,6 @@ A page of another site names itself as `Origin`; one whose name was made to poin
 """
 
 import asyncio
-import ipaddress
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Collection
@@ -20,6 +19,8 @@ BODY_BYTES = 8 << 20
 """Largest body of a request that names no other limit."""
 READ_PAST_BYTES = 64 << 20
 """Largest body that is read past, so that its client reads why it is refused."""
+MOST_DIGITS = 9
+"""Of a length that may be one."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -84,17 +85,19 @@ async def json_body(request: Request, *, most_bytes: int = BODY_BYTES) -> bytes:
     if kind.partition(";")[0].strip().lower() != "application/json":  # another site's page may send any other
         rule = f"Content-Type = {brief(kind)}: must be application/json"
         raise RefusedRequest(rule, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
-    length = int(request.headers.get("Content-Length", "0"))
-    parts: list[bytes] = []
-    num_read = 0
-    async for part in request.stream():
-        num_read += len(part)
-        if max(num_read, length) <= most_bytes:
-            parts.append(part)
-        elif max(num_read, length) > READ_PAST_BYTES:
-            break
-    if max(num_read, length) > most_bytes:
-        rule = f"a body of {max(num_read, length)} bytes: must have at most {most_bytes}"
+    length = request.headers.get("Content-Length", "0")
+    if len(length) > MOST_DIGITS:
+        raise RefusedRequest(f"Content-Length = {length[:20]!r}: must be at most {most_bytes}")
+    num_read, parts = 0, list[bytes]()
+    if int(length) <= READ_PAST_BYTES:  # its client reads no answer before it has sent its body
+        async for part in request.stream():
+            num_read += len(part)
+            if num_read <= most_bytes:
+                parts.append(part)
+            elif num_read > READ_PAST_BYTES:
+                break
+    if (size := max(num_read, int(length))) > most_bytes:
+        rule = f"a body of {size} bytes: must have at most {most_bytes}"
         raise RefusedRequest(rule, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
     return b"".join(parts)
 
@@ -140,20 +143,6 @@ def brief(value: object) -> str:
     if value is None or isinstance(value, str | int | float):
         return "null" if value is None else repr(value[:80] if isinstance(value, str) else value)[:90]
     return f"a {type(value).__name__}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address: localhost, ::1 and all of 127.0.0.0/8."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def own_hosts(address: str, port: int) -> tuple[str, ...]:
-    """What a request may call this machine, which listens on an address."""
-    names = dict.fromkeys(["127.0.0.1", "localhost", "[::1]", f"[{address}]" if ":" in address else address])
-    return (*(f"{name}:{port}" for name in names), *(names if port == 80 else ()))
 
 
 def brings(given: str, token: str) -> bool:

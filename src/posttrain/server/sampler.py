@@ -43,7 +43,7 @@ class Together:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SamplingJob:
     """Continuations of one request."""
 
     settings: Request
@@ -67,7 +67,7 @@ class OpenSampling:
     """A sampling and the jobs that are under way in it."""
 
     sampling: InProcessSampling
-    jobs: dict[int, Job] = field(default_factory=dict)
+    jobs: dict[int, SamplingJob] = field(default_factory=dict)
     """By the `id` of each continuation that is not done."""
 
 
@@ -77,7 +77,7 @@ class Sampler:
     def __init__(self, engine: InProcessEngine) -> None:
         self.engine = engine
         self.changed = threading.Condition()
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[SamplingJob] = deque()
         self.open: dict[Request, OpenSampling] = {}
         self.paused = self.stopped = False
         self.last_token_at = 0.0
@@ -88,14 +88,17 @@ class Sampler:
 
     # What other threads call
 
-    def submit(self, request: Request, continuations: Sequence[Continuation], together: Together | None = None) -> Job:
+    def submit(
+        self, request: Request, continuations: Sequence[Continuation], together: Together | None = None
+    ) -> SamplingJob:
         """Sample these, with the streams of the request where they have none of their own."""
         settings = replace(request, key=NO_KEY)
         keyed = [each if each.key is not None else replace(each, key=request.key) for each in continuations]
-        job = Job(settings, keyed, together)
+        job = SamplingJob(settings, keyed, together)
         with self.changed:
             if self.stopped:
-                raise Ended("the server ends; try again later")
+                job.fail(Ended("the server ends; try again later"))
+                return job
             self.waiting.append(job)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, daemon=True, name="sampler")
@@ -109,7 +112,7 @@ class Sampler:
             for each in self.open.values():
                 each.sampling.drop(continuations)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: SamplingJob) -> None:
         """Its client has left."""
         job.result.cancel()
         with self.changed:
@@ -204,7 +207,7 @@ class Sampler:
             return None
         return max(0.0, self.waiting[0].asked_at + TOGETHER_SECONDS - time.monotonic()) + 0.01
 
-    def _ready(self) -> list[Job] | None:
+    def _ready(self) -> list[SamplingJob] | None:
         """The next jobs to put, in their order; None where those that are to be put with the oldest have not come."""
         while self.waiting and self.waiting[0].result.cancelled():
             self.waiting.popleft()
@@ -231,14 +234,14 @@ class Sampler:
             if each.jobs:
                 self._take(settings, each)
 
-    def _next_ready(self) -> list[Job] | None:
+    def _next_ready(self) -> list[SamplingJob] | None:
         with self.changed:
             ready = self._ready()
             for job in ready or ():
                 self.waiting.remove(job)
             return ready
 
-    def _put(self, job: Job) -> None:
+    def _put(self, job: SamplingJob) -> None:
         if job.result.cancelled():
             return
         try:

@@ -1,0 +1,39 @@
+"""Where a server listens, and what requests may call it; and the extra that servers and their clients need."""
+
+import ipaddress
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from posttrain.errors import UserError
+
+Port = Annotated[int, Ge(0), Le(65535)]
+EXTRA = ("starlette", "uvicorn", "httpx", "h11", "anyio")
+"""Packages of the extra `serve`, and those that they bring."""
+
+
+@contextmanager
+def serve_extra(who: str) -> Iterator[None]:
+    """Imports of what the extra `serve` installs.  Raises UserError with the command where it is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] not in EXTRA:
+            raise
+        raise UserError(f"{who}: {error.name} is not installed.  Run `pip install 'posttrain[serve]'`.") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address: localhost, ::1 and all of 127.0.0.0/8."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def own_hosts(address: str, port: int) -> tuple[str, ...]:
+    """What a request may call this machine, which listens on an address."""
+    names = dict.fromkeys(["127.0.0.1", "localhost", "[::1]", f"[{address}]" if ":" in address else address])
+    return (*(f"{name}:{port}" for name in names), *(names if port == 80 else ()))
