@@ -27,7 +27,8 @@ LAYERS = [
     {"behaviours"},
     {"runs"},
     {"generation", "tasks", "config"},
-    {"rewards", "environments"},
+    {"environments"},
+    {"rewards"},
     {"models", "algorithms"},
     {"sandbox", "batch"},
     {"options"},  # plain settings, read without torch

@@ -47,8 +47,11 @@ class TokenizerRenderer:
         *,
         template_options: Mapping[str, Any] | None = None,
         most_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.tokenizer, self.most_tokens = tokenizer, most_tokens
+        self.tools = tools
+        """Descriptions of the tools that every conversation may call, where a call names no others."""
         self.template, self.template_options = chat_templates.read_template(tokenizer, template_options or {})
         """The template, empty if the model has none; and its further arguments, such as `enable_thinking`."""
         self.prefix = opening_tokens(tokenizer)
@@ -109,9 +112,10 @@ class TokenizerRenderer:
     ) -> str:
         """The messages as text by the chat template; `open_answer` begins the assistant's next turn."""
         chat_templates.require_template(self.tokenizer, id)
+        tools = tools or self.tools
         if tools and "tools" not in self.template:
-            fault = f"prompt {id!r}: its column `tools` describes tools, and the chat template does not read them"
-            raise UserError(f"{fault}.  Remove the column, or set model.chat_template to one that does.")
+            fault = f"prompt {id!r}: it describes tools, and the chat template does not read them"
+            raise UserError(f"{fault}.  Remove `tools`, or set model.chat_template to a template that reads them.")
         chat_templates.require_no_powers(self.template)
         try:
             text = chat_templates.bounded(
@@ -160,9 +164,13 @@ def template_error(error: Exception, messages: Sequence[Mapping[str, str]], id: 
     return UserError(f"prompt {id!r}: {said}.  {remedy}, or set model.chat_template to another file.")
 
 
-def renderer_of(policy: Policy, template_options: Mapping[str, Any] | None = None) -> TokenizerRenderer:
+def renderer_of(
+    policy: Policy, template_options: Mapping[str, Any] | None = None, tools: Sequence[Mapping[str, Any]] = ()
+) -> TokenizerRenderer:
     """A policy's renderer, which refuses texts that cannot fit into its context."""
-    return TokenizerRenderer(policy.tokenizer, template_options=template_options, most_tokens=policy.max_positions)
+    return TokenizerRenderer(
+        policy.tokenizer, template_options=template_options, most_tokens=policy.max_positions, tools=tools
+    )
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:

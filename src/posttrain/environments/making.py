@@ -1,0 +1,183 @@
+"""The environments of a run, from the sections `environment`, `tools` and `tools_at` of its recipe."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from posttrain.binding import bind, is_name_in_file, object_in_file, object_in_module
+from posttrain.environments.chat_turns import SHORT, TOOL, USER, ChatTurns
+from posttrain.environments.openenv import OpenEnvEnvironment, require_server
+from posttrain.environments.protocol import Environment, Environments, nothing
+from posttrain.environments.template_check import rewritten_turn
+from posttrain.environments.text_turns import TextTurns
+from posttrain.environments.tool_calls import CallReader
+from posttrain.environments.tool_environments import CalledTools, ToolsInText
+from posttrain.environments.tools import Toolbox
+from posttrain.errors import UserError
+from posttrain.models import chat_templates
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.environment import EnvironmentOptions
+from posttrain.schemas import did_you_mean
+
+Own = Environments | Callable[..., Environment] | None
+"""What Python gives as `environment`: a class, a factory, or all that is known of one."""
+MultiTurn = Literal["refuse", "append"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSettings:
+    """What a recipe says of turns."""
+
+    options: EnvironmentOptions = field(default_factory=EnvironmentOptions)
+    tools_at: Mapping[str, str] = field(default_factory=dict)
+    """Stop texts by the name of the tool that answers there."""
+    max_turns: int
+    multi_turn: MultiTurn = "refuse"
+    """What to do where the chat template would rewrite earlier turns."""
+
+
+def environments_of(
+    settings: TurnSettings, toolbox: Toolbox, renderer: TokenizerRenderer, stop_ids: Sequence[int], own: Own = None
+) -> Environments | None:
+    """The environments; None where nothing replies.  `renderer` describes the toolbox in every prompt.
+
+    A class is made once here, so that its mistakes are known before the first step, and a server is called.
+    """
+    if isinstance(own, Environments):
+        return own
+    options = settings.options
+    require_one(options, toolbox, own)
+    if settings.tools_at or toolbox:
+        return tool_environments(settings, toolbox, renderer, stop_ids)
+    if own is None and not options.path and not options.url:
+        return None
+    if options.url:
+        name = f"OpenEnv at {options.url}"
+        made_by: Callable[..., Any] = partial(OpenEnvEnvironment, options.url, seconds=options.seconds)
+        require_server(options.url, options.seconds)
+    else:
+        made_by = own_environment(options.path) if own is None else own
+        name = options.path or getattr(own, "__name__", type(own).__name__)
+    make = partial(made, made_by, dict(options.options), name)
+    example = require_environment(make(), name)
+    if not isinstance(made_by, type | partial) and make() is example:
+        raise UserError(f"environment: {name} returns the same object twice.  Return a new one for each completion.")
+    close = getattr(example, "close", nothing)
+    close()
+    turns, notes = chat_turns(settings, renderer, stop_ids)
+    return Environments(
+        name=name,
+        make=make,
+        options=options,
+        renderer=turns,
+        max_turns=settings.max_turns,
+        stop_texts=stop_texts_of(example, name),
+        reproducible=bool(getattr(example, "reproducible", True)),
+        notes=notes,
+    )
+
+
+def require_one(options: EnvironmentOptions, toolbox: Toolbox, own: Own) -> None:
+    """Raise UserError where more than one thing would reply, or where options have nobody to go to."""
+    named = {"environment.path": options.path, "environment.url": options.url, "tools": toolbox, "environment": own}
+    given = [name for name, value in named.items() if value]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)}: only one can reply to the policy's turns.  Remove the others.")
+    if options.options and given in ([], ["tools"]):
+        raise UserError("environment.options: there is no environment.path or url to use them.  Add one, or remove it.")
+
+
+def own_environment(path: str) -> Callable[..., Any]:
+    in_file = is_name_in_file(path)
+    where, noun = "environment", "class or function"
+    found = object_in_file(path, where=where, noun=noun) if in_file else object_in_module(path, where=where)
+    if not callable(found):
+        raise UserError(f"environment: {path} is a {type(found).__name__}.  Name a class or a factory.")
+    return found
+
+
+def made(made_by: Callable[..., Any], options: Mapping[str, object], name: str) -> Environment:
+    return require_environment(bind(made_by, options, where="environment.options"), name)
+
+
+def require_environment(candidate: object, name: str) -> Environment:
+    missing = [each for each in ("reset", "reply") if not callable(getattr(candidate, each, None))]
+    if missing:
+        lacks = " and ".join(f"`{each}`" for each in missing)
+        raise UserError(f"environment: the {type(candidate).__name__} of {name} has no {lacks}.  Add it as a method.")
+    assert isinstance(candidate, Environment)
+    return candidate
+
+
+def stop_texts_of(environment: Environment, name: str) -> tuple[str, ...]:
+    texts = getattr(environment, "stop_texts", ())
+    if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
+        raise UserError(f"environment: stop_texts of {name} = {texts!r}: give a tuple of texts, such as ('=',).")
+    return tuple(texts)
+
+
+def chat_turns(
+    settings: TurnSettings, renderer: TokenizerRenderer, stop_ids: Sequence[int], reader: CallReader | None = None
+) -> tuple[ChatTurns, tuple[str, ...]]:
+    """The turns of a tokenizer's template, checked, and what the plan says of it."""
+    turns = ChatTurns(renderer, stop_ids, reader)
+    fault = rewritten_turn(turns, renderer.tools) if renderer.template else ""
+    if not fault:
+        return turns, ()
+    if settings.multi_turn == "append":
+        return turns, (f"turns are appended although the chat template would rewrite them: {fault}",)
+    raise UserError(
+        f"the chat template does not write turns one by one as it writes the whole conversation: {fault}.  Set"
+        " model.chat_template to a template that keeps turns, or rollout.multi_turn: append to append them all the"
+        " same."
+    )
+
+
+def tool_environments(
+    settings: TurnSettings, toolbox: Toolbox, renderer: TokenizerRenderer, stop_ids: Sequence[int]
+) -> Environments:
+    """Tools that are called in chat, or with `tools_at` asked in text."""
+    turns: TextTurns
+    if settings.tools_at:
+        tools_at = tools_by_text(settings.tools_at, toolbox)
+        make: Callable[[], Environment] = partial(ToolsInText, tools_at)
+        turns, notes, stop_texts = TextTurns(renderer, stop_ids), (), tuple(tools_at)
+    else:
+        reader = call_reader(renderer, stop_ids)
+        make, stop_texts = partial(CalledTools, toolbox.tools, reader), ()
+        turns, notes = chat_turns(settings, renderer, stop_ids, reader)
+    return Environments(
+        name=f"tools {', '.join(toolbox.tools)}",
+        make=make,
+        options=settings.options,
+        renderer=turns,
+        max_turns=settings.max_turns,
+        stop_texts=stop_texts,
+        only_at_stop_texts=bool(stop_texts),
+        reproducible=toolbox.reproducible,
+        notes=notes,
+        close=toolbox.close,
+    )
+
+
+def call_reader(renderer: TokenizerRenderer, stop_ids: Sequence[int]) -> CallReader:
+    """A reader of the calls that the chat template writes."""
+    if not renderer.template:
+        raise UserError(f"tools: the model's tokenizer{chat_templates.NO_TEMPLATE}; or set tools_at to ask in text.")
+    question, reply = {"role": USER, "content": SHORT}, {"role": TOOL, "name": SHORT, "content": SHORT}
+    opening = renderer.templated([question], "tools")
+    end, _ = ChatTurns(renderer, stop_ids).behind([question], [reply], "tools")
+    return CallReader(renderer.tokenizer, renderer.tools, opening=opening, end=end)
+
+
+def tools_by_text(tools_at: Mapping[str, str], toolbox: Toolbox) -> dict[str, Any]:
+    """The tools by their stop texts.  Raises UserError for an unknown tool, one without a text, and a text of two."""
+    for name in tools_at:
+        if name not in toolbox.tools:
+            raise UserError(f"tools_at.{name}: `tools` has none of that name.  {did_you_mean(name, toolbox.tools)}")
+    if idle := [name for name in toolbox.tools if name not in tools_at]:
+        raise UserError(f"tools_at: {idle[0]} has no stop text, so nothing asks it.  Add one, or remove the tool.")
+    if not all(tools_at.values()) or len({*tools_at.values()}) < len(tools_at):
+        raise UserError(f"tools_at = {dict(tools_at)}: give every tool another stop text, such as calculator: '='.")
+    return {text: toolbox.tools[name] for name, text in tools_at.items()}

@@ -1,0 +1,130 @@
+"""Environments made of tools: called in chat, or asked at a stop text and answered in place.
+
+What a tool raises is an answer that says so.  A RunError says that the tool itself is broken, such as a lost sandbox:
+it ends the completion as failed.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from posttrain.environments.protocol import Reply
+from posttrain.environments.tool_calls import MAX_CALLS, UNREAD, Call, CallReader, call_id
+from posttrain.environments.tools import CallFailed, Tool, answer_text, arguments_of, error_text
+from posttrain.errors import RunError
+from posttrain.records import ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call gave, as text for the policy."""
+
+    text: str
+    failed: bool = False
+
+
+def answer(call: Callable[[], object]) -> Answer:
+    try:
+        return Answer(answer_text(call()))
+    except RunError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a user's tool over what a policy wrote
+        return Answer(error_text(error), failed=True)
+
+
+async def answer_async(call: Callable[[], Awaitable[object]]) -> Answer:
+    try:
+        return Answer(answer_text(await call()))
+    except RunError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # as above
+        return Answer(error_text(error), failed=True)
+
+
+class CalledTools:
+    """Makes the calls of a turn in their order, and replies with a message for each.
+
+    A turn without a call stands.
+    """
+
+    def __init__(self, tools: Mapping[str, Tool], reader: CallReader) -> None:
+        self.tools, self.reader = tools, reader
+
+    def reset(self, row: Mapping[str, object], seed: int) -> None:
+        """Nothing is added: the prompt describes the tools."""
+
+    def reply(self, said: str) -> Reply | Awaitable[Reply] | None:
+        calls = self.reader.calls(said)
+        if not calls:
+            return None
+        if any(self.is_async(call) for call in calls):
+            return self.reply_async(calls)
+        return self.replied(calls, [answer(partial(self.made, call)) for call in calls[:MAX_CALLS]])
+
+    async def reply_async(self, calls: list[Call]) -> Reply:
+        """On an event loop, which tools that are not async do not hold up."""
+        answers = []
+        for call in calls[:MAX_CALLS]:
+            made = partial(self.made, call)
+            answers.append(await (answer_async(made) if self.is_async(call) else asyncio.to_thread(answer, made)))
+        return self.replied(calls, answers)
+
+    def is_async(self, call: Call) -> bool:
+        return call.name in self.tools and self.tools[call.name].is_async
+
+    def made(self, call: Call) -> Any:
+        arguments = arguments_of(self.tools, call)
+        return self.tools[call.name].call(**arguments)
+
+    def replied(self, calls: list[Call], answers: list[Answer]) -> Reply:
+        if len(calls) > MAX_CALLS:
+            left_out = f"Error: {len(calls)} calls in one turn; only the first {MAX_CALLS} were made"
+            answers = [*answers[:-1], Answer(f"{answers[-1].text}\n{left_out}", answers[-1].failed)]
+        messages = [
+            {"role": "tool", "name": call.name, "tool_call_id": call_id(number), "content": each.text}
+            for number, (call, each) in enumerate(zip(calls, answers, strict=False))
+        ]
+        known = [call.name if call.name in self.tools else UNREAD for call in calls]
+        failed = [*(each.failed for each in answers), *(True for _ in calls[MAX_CALLS:])]
+        return Reply(messages, calls=tuple(map(ToolCall, known, failed)))
+
+
+class ToolsInText:
+    """Writes a tool's answer behind its stop text, and the policy goes on in the same text.
+
+    A tool is asked with what was said since the last line break or reply.  Where it fails, or has no answer (None),
+    nothing is written.
+    """
+
+    def __init__(self, tools_at: Mapping[str, Tool]) -> None:
+        """`tools_at` are the tools by their stop texts."""
+        self.tools_at = dict(sorted(tools_at.items(), key=lambda at: len(at[0]), reverse=True))
+
+    def reset(self, row: Mapping[str, object], seed: int) -> None:
+        """Nothing is added."""
+
+    def reply(self, said: str) -> Reply | Awaitable[Reply]:
+        # A token may hold more than the stop text, such as "= "; behind it nothing can be written.
+        stop = next((stop for stop in self.tools_at if said.endswith(stop)), None)
+        if stop is None:
+            return Reply("")
+        tool, question = self.tools_at[stop], said.removesuffix(stop).rpartition("\n")[2]
+        if tool.is_async:
+            return self.reply_async(tool, question)
+        return in_place(tool, answer(partial(value_in_text, tool, question)))
+
+    async def reply_async(self, tool: Tool, question: str) -> Reply:
+        return in_place(tool, await answer_async(partial(tool.call, question)))
+
+
+def value_in_text(tool: Tool, question: str) -> object:
+    value = (tool.in_text or tool.call)(question)
+    if value is None:
+        raise CallFailed("no answer")
+    return value
+
+
+def in_place(tool: Tool, answer: Answer) -> Reply:
+    return Reply("" if answer.failed else answer.text, calls=(ToolCall(tool.name, failed=answer.failed),))

@@ -1,0 +1,151 @@
+"""Tools: functions with type hints and a docstring that a policy may call.
+
+    def population(city: str) -> int:
+        \"\"\"The number of people who live in a city.
+
+        Args:
+            city: its English name
+        \"\"\"
+
+The description that the chat template writes is made of the hints and the docstring, as transformers makes it.  Arguments
+are checked by their types before a call.  A tool may be `async`; `reproducible = False` on the function says that the
+same call may have another answer, such as that of a search engine.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from posttrain.binding import arguments_for, is_name_in_file, object_in_file, object_in_module
+from posttrain.environments.calculator import calculator, ending_sum
+from posttrain.environments.protocol import nothing
+from posttrain.environments.python_tool import SandboxedPython
+from posttrain.environments.tool_calls import Call
+from posttrain.errors import UserError
+from posttrain.options.sandbox import SandboxOptions
+from posttrain.schemas import Schema, did_you_mean
+
+MOST_CHARACTERS = 4000
+"""Longest answer of a tool; a longer one is cut, and says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that a policy may call."""
+
+    name: str
+    call: Callable[..., Any]
+    description: Mapping[str, Any]
+    """What the chat template writes of it: name, meaning and the JSON schema of its arguments."""
+    in_text: Callable[[str], Any] | None = None
+    """Answers at a stop text from the text before it; None for the call with that text as its only argument."""
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.call)
+
+    @property
+    def reproducible(self) -> bool:
+        return bool(getattr(self.call, "reproducible", True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolbox:
+    """The tools of a run."""
+
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    close: Callable[[], None] = nothing
+    """Ends the sandbox of `python`."""
+
+    def __bool__(self) -> bool:
+        return bool(self.tools)
+
+    @property
+    def descriptions(self) -> list[Mapping[str, Any]]:
+        return [tool.description for tool in self.tools.values()]
+
+    @property
+    def reproducible(self) -> bool:
+        return all(tool.reproducible for tool in self.tools.values())
+
+
+def toolbox_of(tools: Sequence[str | Callable[..., Any]], sandbox: SandboxOptions | None = None) -> Toolbox:
+    """The tools that a recipe names, or functions.  `python` starts its sandbox now, which is checked first."""
+    made: dict[str, Tool] = {}
+    closes: list[Callable[[], None]] = []
+    for asked in tools:
+        if asked == "calculator":
+            tool = tool_of(calculator, asked, in_text=ending_sum)
+        elif asked == "python":
+            running = SandboxedPython(sandbox or SandboxOptions())
+            closes.append(running.close)
+            tool = tool_of(running.python, asked)
+        else:
+            tool = tool_of(function_at(asked) if isinstance(asked, str) else asked, str(asked))
+        if tool.name in made:
+            raise UserError(f"tools: two are called {tool.name}.  Rename a function, or name one of them only.")
+        made[tool.name] = tool
+    return Toolbox(tools=made, close=partial(close_all, closes))
+
+
+def close_all(closes: Iterable[Callable[[], None]]) -> None:
+    for close in closes:
+        close()
+
+
+def function_at(path: str) -> Callable[..., Any]:
+    if ":" not in path:
+        remedy = did_you_mean(path, ("calculator", "python"))
+        raise UserError(f"tools: {path!r} is unknown.  {remedy}  For your own give FILE.py:FUNCTION.")
+    in_file = is_name_in_file(path)
+    found = object_in_file(path, where="tools") if in_file else object_in_module(path, where="tools")
+    if not callable(found) or isinstance(found, type):
+        raise UserError(f"tools: {path} is a {type(found).__name__}, not a function.  Name a function.")
+    return found
+
+
+def tool_of(function: Callable[..., Any], where: str, *, in_text: Callable[[str], Any] | None = None) -> Tool:
+    """A function as a tool.  Raises UserError where its hints or its docstring do not describe all arguments."""
+    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+
+    try:
+        description = get_json_schema(function)
+    except (DocstringParsingException, TypeHintParsingException, NameError, TypeError, ValueError) as error:
+        said = str(error).splitlines()[0]
+        remedy = "Give every argument a type hint and a line under `Args:` in the docstring"
+        raise UserError(f"tools: {where} cannot be described: {said}  {remedy}.") from error
+    name = description["function"]["name"]
+    return Tool(name=name, call=function, description=description, in_text=in_text)
+
+
+class CallFailed(Exception):
+    """A call that cannot be made; its text is for the policy."""
+
+
+def arguments_of(tools: Mapping[str, Tool], call: Call) -> dict[str, Any]:
+    """The checked arguments of a call.  Raises CallFailed."""
+    if call.fault:
+        raise CallFailed(call.fault)
+    if call.name not in tools:
+        raise CallFailed(f"no tool is called {call.name!r}.  {did_you_mean(call.name, tools)}")
+    try:
+        return arguments_for(Schema(tools[call.name].call), call.arguments, where=call.name)
+    except (UserError, RecursionError) as error:
+        raise CallFailed(str(error)) from error
+
+
+def answer_text(value: object) -> str:
+    """The value of a tool as text: JSON if it is no text, and its beginning if it is long."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[:MOST_CHARACTERS]}\n[cut: {len(text)} characters, of which {MOST_CHARACTERS} are shown]"
+
+
+def error_text(error: BaseException) -> str:
+    said = str(error) if isinstance(error, CallFailed) else f"{type(error).__name__}: {error}"
+    return answer_text(f"Error: {said}")
