@@ -11,7 +11,7 @@ from posttrain.environments.openenv import OpenEnvEnvironment, require_server
 from posttrain.environments.protocol import Environment, Environments, nothing
 from posttrain.environments.template_check import rewritten_turn
 from posttrain.environments.text_turns import TextTurns
-from posttrain.environments.tool_calls import CallReader
+from posttrain.environments.tool_calls import CallReader, call_id
 from posttrain.environments.tool_environments import CalledTools, ToolsInText
 from posttrain.environments.tools import Toolbox
 from posttrain.errors import UserError
@@ -139,13 +139,15 @@ def tool_environments(
 ) -> Environments:
     """Tools that are called in chat, or with `tools_at` asked in text."""
     turns: TextTurns
+    notes: tuple[str, ...] = ()
+    stop_texts: tuple[str, ...] = ()
     if settings.tools_at:
         tools_at = tools_by_text(settings.tools_at, toolbox)
         make: Callable[[], Environment] = partial(ToolsInText, tools_at)
-        turns, notes, stop_texts = TextTurns(renderer, stop_ids), (), tuple(tools_at)
+        turns, stop_texts = TextTurns(renderer, stop_ids), tuple(tools_at)
     else:
         reader = call_reader(renderer, stop_ids)
-        make, stop_texts = partial(CalledTools, toolbox.tools, reader), ()
+        make = partial(CalledTools, toolbox.tools, reader)
         turns, notes = chat_turns(settings, renderer, stop_ids, reader)
     return Environments(
         name=f"tools {', '.join(toolbox.tools)}",
@@ -165,7 +167,8 @@ def call_reader(renderer: TokenizerRenderer, stop_ids: Sequence[int]) -> CallRea
     """A reader of the calls that the chat template writes."""
     if not renderer.template:
         raise UserError(f"tools: the model's tokenizer{chat_templates.NO_TEMPLATE}; or set tools_at to ask in text.")
-    question, reply = {"role": USER, "content": SHORT}, {"role": TOOL, "name": SHORT, "content": SHORT}
+    question = {"role": USER, "content": SHORT}
+    reply = {"role": TOOL, "name": SHORT, "tool_call_id": call_id(0), "content": SHORT}
     opening = renderer.templated([question], "tools")
     end, _ = ChatTurns(renderer, stop_ids).behind([question], [reply], "tools")
     return CallReader(renderer.tokenizer, renderer.tools, opening=opening, end=end)

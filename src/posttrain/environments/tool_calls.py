@@ -16,7 +16,7 @@ from posttrain.models.messages import ASSISTANT
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MAX_CALLS = 16
-"""Calls of a turn that are made; the reply names the others as too many."""
+"""Calls of a turn that are made.  One more is found, and the reply says that there are too many."""
 MAX_CALL_CHARACTERS = 50_000
 """Longest call that is read; with a response template, longest turn."""
 UNREAD = "unreadable"
@@ -66,18 +66,20 @@ class CallReader:
         if len(said) > MAX_CALL_CHARACTERS:
             return said, [Call(UNREAD, fault=f"the turn has more than {MAX_CALL_CHARACTERS} characters")]
         try:
-            message = self.tokenizer.parse_response(said + self.end, prefix=self.opening, tools=[*self.tools])
+            message = self.tokenizer.parse_response(
+                said + self.end, prefix=self.opening, tools=[dict(tool) for tool in self.tools]
+            )
         except Exception as error:  # noqa: BLE001  # a model's own description of its answers, over hostile text
             return said, [Call(UNREAD, fault=f"the answer cannot be read: {str(error)[:200]}")]
         listed = message.get("tool_calls") if isinstance(message, Mapping) else None
         content = str(message.get("content") or "") if isinstance(message, Mapping) else said
-        return content, [call_of(each) for each in cast(list[object], listed or [])]
+        return content, [call_of(each) for each in cast(list[object], listed or [])[: MAX_CALLS + 1]]
 
 
 def tagged(said: str) -> tuple[str, list[Call]]:
     """The calls between tags.  A tag that is not closed is a call that failed."""
     texts, calls, place = [], [], 0
-    while (begin := said.find(BEGIN, place)) >= 0:
+    while len(calls) <= MAX_CALLS and (begin := said.find(BEGIN, place)) >= 0:
         texts.append(said[place:begin])
         begin += len(BEGIN)
         end = said.find(END, begin)

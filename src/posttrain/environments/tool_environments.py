@@ -80,7 +80,7 @@ class CalledTools:
 
     def replied(self, calls: list[Call], answers: list[Answer]) -> Reply:
         if len(calls) > MAX_CALLS:
-            left_out = f"Error: {len(calls)} calls in one turn; only the first {MAX_CALLS} were made"
+            left_out = f"Error: too many calls in one turn; only the first {MAX_CALLS} were made"
             answers = [*answers[:-1], Answer(f"{answers[-1].text}\n{left_out}", answers[-1].failed)]
         messages = [
             {"role": "tool", "name": call.name, "tool_call_id": call_id(number), "content": each.text}

@@ -7,9 +7,9 @@
             city: its English name
         \"\"\"
 
-The description that the chat template writes is made of the hints and the docstring, as transformers makes it.  Arguments
-are checked by their types before a call.  A tool may be `async`; `reproducible = False` on the function says that the
-same call may have another answer, such as that of a search engine.
+The description that the chat template writes is made of the hints and the docstring, as transformers makes it.
+Arguments are checked by their types before a call.  A tool may be `async`; `reproducible = False` on the function says
+that the same call may have another answer, such as that of a search engine.
 """
 
 import inspect
@@ -109,8 +109,11 @@ def function_at(path: str) -> Callable[..., Any]:
 
 def tool_of(function: Callable[..., Any], where: str, *, in_text: Callable[[str], Any] | None = None) -> Tool:
     """A function as a tool.  Raises UserError where its hints or its docstring do not describe all arguments."""
-    from transformers.utils import get_json_schema
-    from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+    from transformers.utils.chat_template_utils import (
+        DocstringParsingException,
+        TypeHintParsingException,
+        get_json_schema,
+    )
 
     try:
         description = get_json_schema(function)
