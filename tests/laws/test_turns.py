@@ -12,8 +12,8 @@ from posttrain.environments.protocol import Environments, Reply, Said, SaidAndRe
 from posttrain.environments.text_turns import TextTurns
 from posttrain.environments.tool_calls import call_id
 from posttrain.environments.tools import Toolbox, toolbox_of
-from posttrain.errors import UserError
 from posttrain.models.rendering import TokenizerRenderer
+from tests.support.refusals import refused
 from tests.support.turn_templates import CALLING, FAITHFUL, REWRITING, STOPS, spaced_tokenizer, stop_ids, turn_tokenizer
 
 TOOLBOX = toolbox_of(["calculator"])
@@ -128,7 +128,7 @@ def test_what_was_said_is_without_its_stop_token_and_with_all_others() -> None:
 
 @pytest.mark.parametrize("family", REWRITING)
 def test_a_template_that_drops_thoughts_is_refused_by_its_turn_and_appends_if_told_to(family: str) -> None:
-    with pytest.raises(UserError, match=r"turn 1 .*rollout\.multi_turn: append"):
+    with refused("turn 1 … rollout.multi_turn: append"):
         environments(REWRITING[family], Toolbox())
     (note,) = environments(REWRITING[family], Toolbox(), multi_turn="append").notes
     assert "turn 1" in note
@@ -150,9 +150,9 @@ def test_a_call_with_thoughts_is_made_under_templates_that_keep_them_until_the_n
 
 
 def test_calls_that_the_template_writes_in_another_way_than_is_read_are_refused() -> None:
-    with pytest.raises(UserError, match="response_template"):
+    with refused("response_template"):
         environments(CALLING["qwen"].replace("tool_call>", "call>"), TOOLBOX)
-    with pytest.raises(UserError, match=r"does not write calls"):
+    with refused("calls", "model.chat_template"):
         environments(CALLING["qwen"].replace("m.tool_calls or []", "[]"), TOOLBOX)
 
 

@@ -78,7 +78,9 @@ class CallReader:
 
 def tagged(said: str) -> tuple[str, list[Call]]:
     """The calls between tags.  A tag that is not closed is a call that failed."""
-    texts, calls, place = [], [], 0
+    texts: list[str] = []
+    calls: list[Call] = []
+    place = 0
     while len(calls) <= MAX_CALLS and (begin := said.find(BEGIN, place)) >= 0:
         texts.append(said[place:begin])
         begin += len(BEGIN)
