@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from posttrain.binding import bind, is_name_in_file, object_in_file, object_in_module
+from posttrain.binding import arguments_for, bind, is_name_in_file, object_in_file, object_in_module
 from posttrain.environments.chat_turns import SHORT, TOOL, USER, ChatTurns
 from posttrain.environments.openenv import OpenEnvEnvironment, require_server
 from posttrain.environments.protocol import Environment, Environments, nothing
@@ -18,7 +18,7 @@ from posttrain.errors import UserError
 from posttrain.models import chat_templates
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.environment import EnvironmentOptions
-from posttrain.schemas import did_you_mean
+from posttrain.schemas import Schema, did_you_mean
 
 Own = Environments | Callable[..., Environment] | None
 """What Python gives as `environment`: a class, a factory, or all that is known of one."""
@@ -53,15 +53,14 @@ def environments_of(
     if own is None and not options.path and not options.url:
         return None
     if options.url:
-        name = f"OpenEnv at {options.url}"
-        made_by: Callable[..., Any] = partial(OpenEnvEnvironment, options.url, seconds=options.seconds)
+        name, make = f"OpenEnv at {options.url}", session_maker(options)
         require_server(options.url, options.seconds)
     else:
         made_by = own_environment(options.path) if own is None else own
         name = options.path or getattr(own, "__name__", type(own).__name__)
-    make = partial(made, made_by, dict(options.options), name)
-    example = require_environment(make(), name)
-    if not isinstance(made_by, type | partial) and make() is example:
+        make = partial(made, made_by, dict(options.options), name)
+    example = make()
+    if not options.url and not isinstance(own, type) and make() is example:
         raise UserError(f"environment: {name} returns the same object twice.  Return a new one for each completion.")
     close = getattr(example, "close", nothing)
     close()
@@ -86,6 +85,13 @@ def require_one(options: EnvironmentOptions, toolbox: Toolbox, own: Own) -> None
         raise UserError(f"{' and '.join(given)}: only one can reply to the policy's turns.  Remove the others.")
     if options.options and given in ([], ["tools"]):
         raise UserError("environment.options: there is no environment.path or url to use them.  Add one, or remove it.")
+
+
+def session_maker(options: EnvironmentOptions) -> Callable[[], Environment]:
+    """Makes sessions of an OpenEnv server, from the options of a section."""
+    schema = Schema(OpenEnvEnvironment, left_out=frozenset({"url", "seconds"}))
+    arguments = arguments_for(schema, options.options, where="environment.options")
+    return partial(OpenEnvEnvironment, options.url, seconds=options.seconds, **arguments)
 
 
 def own_environment(path: str) -> Callable[..., Any]:

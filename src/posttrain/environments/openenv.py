@@ -10,7 +10,8 @@ A connection is a session of the server.  Each completion has one, which ends wi
 import json
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from posttrain.environments.protocol import Reply
@@ -42,7 +43,7 @@ class OpenEnvEnvironment:
         *,
         action: str = "message",
         observation: str = "",
-        reset: Mapping[str, object] | None = None,
+        reset: Mapping[str, object] = MappingProxyType({}),
         columns: tuple[str, ...] = (),
         seconds: float = 30.0,
     ) -> None:
@@ -54,12 +55,13 @@ class OpenEnvEnvironment:
         columns       columns of the row that `reset` sends as well
         """
         self.url, self.action, self.observation, self.seconds = url, action, observation, seconds
-        self.sent, self.columns = dict(reset or {}), columns
+        self.sent, self.columns = dict(reset), columns
         self.connection: ClientConnection | None = None
+        self.session = ExitStack()
 
     def reset(self, row: Mapping[str, object], seed: int) -> str:
-        self.connection = connected(self.url, self.seconds)
-        weakref.finalize(self, self.connection.close)  # for completions that nobody closes
+        self.connection = connected(self.session, self.url, self.seconds)
+        weakref.finalize(self, self.session.close)  # for completions that nobody closes
         columns = {name: row[name] for name in self.columns}
         answer = self.asked({"type": "reset", "data": {"seed": seed % 2**31, **columns, **self.sent}})
         return self.text(answer)
@@ -107,21 +109,22 @@ class OpenEnvEnvironment:
         from websockets.exceptions import WebSocketException
 
         if self.connection is not None:
-            connection, self.connection = self.connection, None
             with suppress(OSError, WebSocketException):  # it is gone already
-                connection.send(json.dumps({"type": "close"}))
-            connection.close()
+                self.connection.send(json.dumps({"type": "close"}))
+            self.connection = None
+        self.session.close()
 
 
-def connected(url: str, seconds: float) -> "ClientConnection":
-    """A connection.  Raises OpenEnvFailure where the server refuses it."""
+def connected(session: ExitStack, url: str, seconds: float) -> "ClientConnection":
+    """A connection, which ends with `session`.  Raises OpenEnvFailure where the server refuses it."""
     from websockets.exceptions import WebSocketException
     from websockets.sync.client import connect
 
     try:
-        return connect(
+        opening = connect(
             url, open_timeout=min(seconds, CONNECT_SECONDS), close_timeout=1, max_size=MOST_BYTES, proxy=None
         )
+        return session.enter_context(opening)
     except (OSError, TimeoutError, WebSocketException) as error:
         raise OpenEnvFailure(f"{url}: cannot connect: {error}") from error
 
@@ -129,7 +132,8 @@ def connected(url: str, seconds: float) -> "ClientConnection":
 def require_server(url: str, seconds: float) -> None:
     """Connect once.  Raises UserError if nobody answers, or without the extra."""
     try:
-        connected(url, seconds).close()
+        with ExitStack() as session:
+            connected(session, url, seconds)
     except ImportError as error:
         raise UserError(f"environment.url: OpenEnv needs the package websockets.  {INSTALL}") from error
     except OpenEnvFailure as error:

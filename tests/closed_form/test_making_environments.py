@@ -1,0 +1,177 @@
+"""Environments of a recipe: a user's class or factory, an OpenEnv server, and mistakes in either."""
+
+import gc
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.environments.making import Own, TurnSettings, environments_of
+from posttrain.environments.openenv import OpenEnvFailure
+from posttrain.environments.protocol import Environment, Environments, Reply
+from posttrain.environments.tools import Toolbox, toolbox_of
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.environment import EnvironmentOptions
+from tests.support.conversations import chat_tokenizer
+from tests.support.openenv_server import EchoServer, echo_server
+from tests.support.refusals import refused
+
+TOKENIZER = chat_tokenizer()
+GUESS = """
+from posttrain.environments.protocol import Reply
+
+class Guess:
+    stop_texts = ("!",)
+    reproducible = False
+
+    def __init__(self, *, most: int = 9):
+        self.most = most
+
+    def reset(self, row, seed):
+        return f"Guess up to {self.most}."
+
+    def reply(self, said):
+        return Reply("Higher.", reward=0.5, done=said == "9")
+
+class Deaf:
+    def reset(self, row, seed): ...
+
+ONE = Guess()
+
+def same():
+    return ONE
+
+def made(most: int):
+    return Guess(most=most)
+
+number = 3
+"""
+
+
+def environments(own: Own = None, **options: Any) -> Environments | None:
+    settings = TurnSettings(max_turns=4, options=EnvironmentOptions(**options))
+    stop = int(TOKENIZER.eos_token_id)
+    return environments_of(settings, Toolbox(), TokenizerRenderer(TOKENIZER), (stop,), own)
+
+
+@pytest.fixture
+def guess(tmp_path: Path) -> str:
+    path = tmp_path / "guess.py"
+    path.write_text(GUESS)
+    return str(path)
+
+
+@pytest.fixture
+def server() -> Iterator[EchoServer]:
+    with echo_server() as running:
+        yield running
+
+
+def test_without_a_section_nothing_replies() -> None:
+    assert environments() is None
+
+
+@pytest.mark.parametrize("name", ["Guess", "made"])
+def test_a_class_or_a_factory_of_a_file_makes_an_object_for_each_completion(guess: str, name: str) -> None:
+    found = environments(path=f"{guess}:{name}", options={"most": 7})
+    assert found is not None
+    assert (found.stop_texts, found.reproducible, found.only_at_stop_texts) == (("!",), False, False)
+    first, second = found.make(), found.make()
+    assert first is not second
+    assert first.reset({}, 0) == "Guess up to 7."
+
+
+def test_mistakes_of_a_users_environment_are_named_before_the_first_step(guess: str) -> None:
+    with refused("Deaf", "`reply`"):
+        environments(path=f"{guess}:Deaf")
+    with refused("environment.options.mots", "`most`"):
+        environments(path=f"{guess}:Guess", options={"mots": 7})
+    with refused("same", "twice", "new one"):
+        environments(path=f"{guess}:same")
+    with refused("number is a int"):
+        environments(path=f"{guess}:number")
+    with refused("environment.path and environment.url", "only one"):
+        environments(path=f"{guess}:Guess", url="ws://127.0.0.1:1/ws")
+    with refused("environment.options", "path"):
+        environments(options={"most": 7})
+    with refused("number is a int", "function"):
+        toolbox_of([f"{guess}:number"])
+
+
+def test_an_object_with_both_methods_is_taken_as_it_is() -> None:
+    class Mine:
+        def reset(self, row: Mapping[str, object], seed: int) -> None: ...
+
+        def reply(self, said: str) -> None: ...
+
+    found = environments(Mine)
+    assert found is not None
+    assert isinstance(found.make(), Mine)
+    assert environments(found) is found
+
+
+def talk(environment: Environment, said: str) -> Reply:
+    reply = environment.reply(said)
+    assert isinstance(reply, Reply)
+    return reply
+
+
+def test_an_openenv_server_replies_until_it_is_done_and_its_session_ends(server: EchoServer) -> None:
+    found = environments(url=server.url, options={"reset": {"level": 2}, "columns": ["word"]})
+    assert found is not None
+    assert not found.reproducible
+    environment = found.make()
+    assert environment.reset({"word": "x", "other": 1}, 7) == "Say something."
+    assert server.asked[0] == {"type": "reset", "data": {"seed": 7, "word": "x", "level": 2}}
+    replies = [talk(environment, said) for said in ("a", "b", "c")]
+    # One text among the observation's fields: it is what the policy reads.
+    assert replies[0] == Reply("You said 'a'.", reward=0.1)
+    assert [reply.done for reply in replies] == [False, False, True]
+    assert server.asked[1] == {"type": "step", "data": {"message": "a"}}
+    environment.close()  # type: ignore[attr-defined]
+    environment.close()  # type: ignore[attr-defined]
+    assert server.closed.wait(5)
+
+
+def test_fields_of_actions_and_observations_can_be_named(server: EchoServer) -> None:
+    found = environments(url=server.url, options={"action": "", "observation": "steps"})
+    assert found is not None
+    environment = found.make()
+    environment.reset({}, 0)
+    assert talk(environment, '{"message": "a"}').content == "1"
+    assert talk(environment, "no JSON").content == "2"  # an empty action: the server says what it makes of it
+
+
+@pytest.mark.parametrize(
+    ("said", "word"), [("break", "EXECUTION_ERROR"), ("garbage", "JSON"), ("close", "Closed"), ("hang", "Timeout")]
+)
+def test_a_server_that_fails_dies_or_hangs_raises_what_ends_the_completion(
+    server: EchoServer, said: str, word: str
+) -> None:
+    found = environments(url=server.url, seconds=0.5)
+    assert found is not None
+    environment = found.make()
+    environment.reset({}, 0)
+    with refused(word, server.url, error=OpenEnvFailure):
+        environment.reply(said)
+    server.closed.set()
+
+
+def test_a_session_that_nobody_closes_ends_with_its_object(server: EchoServer) -> None:
+    found = environments(url=server.url)
+    assert found is not None
+    environment = found.make()
+    environment.reset({}, 0)
+    connection = environment.connection  # type: ignore[attr-defined]
+    del environment
+    gc.collect()
+    with pytest.raises(Exception, match="1000"):  # the code of a normal end
+        connection.recv(timeout=5)
+
+
+def test_a_refused_connection_is_an_error_before_the_first_step() -> None:
+    with echo_server() as server:
+        url = server.url
+    with refused("environment.url", url, "Start the server"):
+        environments(url=url)

@@ -1,0 +1,65 @@
+"""A small server of OpenEnv's wire protocol: an echo that counts its steps, with failures to order."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from websockets.sync.server import Server, ServerConnection, serve
+
+STEPS_OF_AN_EPISODE = 3
+
+
+class EchoServer:
+    """Counts what it was asked; `message` of a step may be "break", "garbage", "close" or "hang"."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.sessions = 0
+        self.closed = threading.Event()
+        self.server: Server = serve(self.talk, "127.0.0.1", 0)
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"ws://127.0.0.1:{self.server.socket.getsockname()[1]}/ws"
+
+    def talk(self, connection: ServerConnection) -> None:
+        self.sessions += 1
+        steps = 0
+        for text in connection:
+            message = json.loads(text)
+            self.asked.append(message)
+            if message["type"] == "close":
+                self.closed.set()
+                break
+            said = message["data"].get("message", "")
+            if said == "close":
+                connection.close()
+                break
+            if said == "hang":
+                self.closed.wait(5)
+            elif said == "garbage":
+                connection.send("not JSON")
+            elif said == "break":
+                connection.send(json.dumps({"type": "error", "data": {"message": "no", "code": "EXECUTION_ERROR"}}))
+            else:
+                steps += message["type"] == "step"
+                seen = {"echoed_message": f"You said {said!r}." if steps else "Say something.", "steps": steps}
+                answer = {"observation": seen, "reward": steps / 10 if steps else None, "done": steps == 3}
+                connection.send(json.dumps({"type": "observation", "data": answer}))
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+
+
+@contextmanager
+def echo_server() -> Iterator[EchoServer]:
+    server = EchoServer()
+    try:
+        yield server
+    finally:
+        server.stop()
