@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.environments.chat_turns import TOOL, USER, ChatTurns, call_message
-from posttrain.environments.tool_calls import BEGIN, END, Call, call_id
+from posttrain.environments.tool_calls import BEGIN, END, ReadCall, call_id
 from posttrain.errors import UserError
 from posttrain.models.messages import ASSISTANT
 
@@ -31,7 +31,7 @@ class Round:
     turn: Mapping[str, Any]
     reply: Mapping[str, Any]
     texts: tuple[str, ...]
-    call: Call | None = None
+    call: ReadCall | None = None
 
 
 def rounds(turns: ChatTurns, tools: Sequence[Mapping[str, Any]], opened: str) -> Iterator[Round]:
@@ -46,7 +46,7 @@ def rounds(turns: ChatTurns, tools: Sequence[Mapping[str, Any]], opened: str) ->
         if tools:
             function = tools[0]["function"]
             names = [*function.get("parameters", {}).get("properties", {})][:1]
-            call = Call(str(function["name"]), dict.fromkeys(names, SAID))
+            call = ReadCall(str(function["name"]), dict.fromkeys(names, SAID))
             turn = call_message(think, call.name, call.arguments, call_id(0))
             reply = {"role": TOOL, "name": call.name, "tool_call_id": call_id(0), "content": REPLY}
             yield Round(turn, reply, (*thought, call.name), call)

@@ -25,7 +25,7 @@ MAX_NAME = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ReadCall:
     """A call as it was written."""
 
     name: str
@@ -44,7 +44,7 @@ class CallReader:
         self.tokenizer, self.tools, self.opening, self.end = tokenizer, tools, opening, end
         self.by_template = getattr(tokenizer, "response_template", None) is not None
 
-    def calls(self, said: str) -> list[Call]:
+    def calls(self, said: str) -> list[ReadCall]:
         return self.read(said)[1]
 
     def message(self, said: str) -> dict[str, Any]:
@@ -58,35 +58,35 @@ class CallReader:
         ]
         return {"role": ASSISTANT, "content": content, "tool_calls": listed}
 
-    def read(self, said: str) -> tuple[str, list[Call]]:
+    def read(self, said: str) -> tuple[str, list[ReadCall]]:
         """The text around the calls, and the calls in their order."""
         return self.parsed(said) if self.by_template else tagged(said)
 
-    def parsed(self, said: str) -> tuple[str, list[Call]]:
+    def parsed(self, said: str) -> tuple[str, list[ReadCall]]:
         if len(said) > MAX_CALL_CHARACTERS:
-            return said, [Call(UNREAD, fault=f"the turn has more than {MAX_CALL_CHARACTERS} characters")]
+            return said, [ReadCall(UNREAD, fault=f"the turn has more than {MAX_CALL_CHARACTERS} characters")]
         try:
             message = self.tokenizer.parse_response(
                 said + self.end, prefix=self.opening, tools=[dict(tool) for tool in self.tools]
             )
         except Exception as error:  # noqa: BLE001  # a model's own description of its answers, over hostile text
-            return said, [Call(UNREAD, fault=f"the answer cannot be read: {str(error)[:200]}")]
+            return said, [ReadCall(UNREAD, fault=f"the answer cannot be read: {str(error)[:200]}")]
         listed = message.get("tool_calls") if isinstance(message, Mapping) else None
         content = str(message.get("content") or "") if isinstance(message, Mapping) else said
         return content, [call_of(each) for each in cast(list[object], listed or [])[: MAX_CALLS + 1]]
 
 
-def tagged(said: str) -> tuple[str, list[Call]]:
+def tagged(said: str) -> tuple[str, list[ReadCall]]:
     """The calls between tags.  A tag that is not closed is a call that failed."""
     texts: list[str] = []
-    calls: list[Call] = []
+    calls: list[ReadCall] = []
     place = 0
     while len(calls) <= MAX_CALLS and (begin := said.find(BEGIN, place)) >= 0:
         texts.append(said[place:begin])
         begin += len(BEGIN)
         end = said.find(END, begin)
         if end < 0:
-            calls.append(Call(UNREAD, fault=f"{BEGIN} is not closed by {END}"))
+            calls.append(ReadCall(UNREAD, fault=f"{BEGIN} is not closed by {END}"))
             place = len(said)
             break
         calls.append(call_of_json(said[begin:end]))
@@ -94,38 +94,38 @@ def tagged(said: str) -> tuple[str, list[Call]]:
     return "".join([*texts, said[place:]]).strip(), calls
 
 
-def call_of_json(text: str) -> Call:
+def call_of_json(text: str) -> ReadCall:
     if len(text) > MAX_CALL_CHARACTERS:
-        return Call(UNREAD, fault=f"it has {len(text)} characters, and {MAX_CALL_CHARACTERS} are allowed")
+        return ReadCall(UNREAD, fault=f"it has {len(text)} characters, and {MAX_CALL_CHARACTERS} are allowed")
     try:
         return call_of(json.loads(text, parse_constant=not_json))
     except ValueError as error:
-        return Call(UNREAD, fault=f"it is not JSON: {error}")
+        return ReadCall(UNREAD, fault=f"it is not JSON: {error}")
     except RecursionError:
-        return Call(UNREAD, fault="it is nested too deeply")
+        return ReadCall(UNREAD, fault="it is nested too deeply")
 
 
 def not_json(constant: str) -> Never:
     raise ValueError(f"{constant} is not a JSON number")
 
 
-def call_of(content: object) -> Call:
+def call_of(content: object) -> ReadCall:
     """A call of {"name": …, "arguments": {…}}, also within `function`, and with Llama's `parameters`."""
     if isinstance(content, Mapping) and isinstance(content.get("function"), Mapping):
         content = content["function"]
     if not isinstance(content, Mapping):
-        return Call(UNREAD, fault='it is not an object such as {"name": "…", "arguments": {…}}')
+        return ReadCall(UNREAD, fault='it is not an object such as {"name": "…", "arguments": {…}}')
     name, arguments = content.get("name"), content.get("arguments", content.get("parameters", {}))
     if not isinstance(name, str) or not name or len(name) > MAX_NAME:
-        return Call(UNREAD, fault=f"its `name` is not a text of 1 to {MAX_NAME} characters")
+        return ReadCall(UNREAD, fault=f"its `name` is not a text of 1 to {MAX_NAME} characters")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments, parse_constant=not_json)
         except (ValueError, RecursionError):
             arguments = None
     if not isinstance(arguments, Mapping):
-        return Call(name, fault="its `arguments` are not an object")
-    return Call(name, arguments)
+        return ReadCall(name, fault="its `arguments` are not an object")
+    return ReadCall(name, arguments)
 
 
 def call_id(number: int) -> str:

@@ -11,36 +11,36 @@ from functools import partial
 from typing import Any
 
 from posttrain.environments.protocol import Reply
-from posttrain.environments.tool_calls import MAX_CALLS, UNREAD, Call, CallReader, call_id
+from posttrain.environments.tool_calls import MAX_CALLS, UNREAD, CallReader, ReadCall, call_id
 from posttrain.environments.tools import CallFailed, Tool, answer_text, arguments_of, error_text
 from posttrain.errors import RunError
 from posttrain.records import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ToolAnswer:
     """What a call gave, as text for the policy."""
 
     text: str
     failed: bool = False
 
 
-def answer(call: Callable[[], object]) -> Answer:
+def answer(call: Callable[[], object]) -> ToolAnswer:
     try:
-        return Answer(answer_text(call()))
+        return ToolAnswer(answer_text(call()))
     except RunError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001  # a user's tool over what a policy wrote
-        return Answer(error_text(error), failed=True)
+        return ToolAnswer(error_text(error), failed=True)
 
 
-async def answer_async(call: Callable[[], Awaitable[object]]) -> Answer:
+async def answer_async(call: Callable[[], Awaitable[object]]) -> ToolAnswer:
     try:
-        return Answer(answer_text(await call()))
+        return ToolAnswer(answer_text(await call()))
     except RunError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001  # as above
-        return Answer(error_text(error), failed=True)
+        return ToolAnswer(error_text(error), failed=True)
 
 
 class CalledTools:
@@ -63,7 +63,7 @@ class CalledTools:
             return self.reply_async(calls)
         return self.replied(calls, [answer(partial(self.made, call)) for call in calls[:MAX_CALLS]])
 
-    async def reply_async(self, calls: list[Call]) -> Reply:
+    async def reply_async(self, calls: list[ReadCall]) -> Reply:
         """On an event loop, which tools that are not async do not hold up."""
         answers = []
         for call in calls[:MAX_CALLS]:
@@ -71,17 +71,17 @@ class CalledTools:
             answers.append(await (answer_async(made) if self.is_async(call) else asyncio.to_thread(answer, made)))
         return self.replied(calls, answers)
 
-    def is_async(self, call: Call) -> bool:
+    def is_async(self, call: ReadCall) -> bool:
         return call.name in self.tools and self.tools[call.name].is_async
 
-    def made(self, call: Call) -> Any:
+    def made(self, call: ReadCall) -> Any:
         arguments = arguments_of(self.tools, call)
         return self.tools[call.name].call(**arguments)
 
-    def replied(self, calls: list[Call], answers: list[Answer]) -> Reply:
+    def replied(self, calls: list[ReadCall], answers: list[ToolAnswer]) -> Reply:
         if len(calls) > MAX_CALLS:
             left_out = f"Error: too many calls in one turn; only the first {MAX_CALLS} were made"
-            answers = [*answers[:-1], Answer(f"{answers[-1].text}\n{left_out}", answers[-1].failed)]
+            answers = [*answers[:-1], ToolAnswer(f"{answers[-1].text}\n{left_out}", answers[-1].failed)]
         messages = [
             {"role": "tool", "name": call.name, "tool_call_id": call_id(number), "content": each.text}
             for number, (call, each) in enumerate(zip(calls, answers, strict=False))
@@ -126,5 +126,5 @@ def value_in_text(tool: Tool, question: str) -> object:
     return value
 
 
-def in_place(tool: Tool, answer: Answer) -> Reply:
+def in_place(tool: Tool, answer: ToolAnswer) -> Reply:
     return Reply("" if answer.failed else answer.text, calls=(ToolCall(tool.name, failed=answer.failed),))

@@ -23,7 +23,7 @@ from posttrain.binding import arguments_for, is_name_in_file, object_in_file, ob
 from posttrain.environments.calculator import calculator, ending_sum
 from posttrain.environments.protocol import nothing
 from posttrain.environments.python_tool import SandboxedPython
-from posttrain.environments.tool_calls import Call
+from posttrain.environments.tool_calls import ReadCall
 from posttrain.errors import UserError
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.schemas import Schema, did_you_mean
@@ -129,7 +129,7 @@ class CallFailed(Exception):
     """A call that cannot be made; its text is for the policy."""
 
 
-def arguments_of(tools: Mapping[str, Tool], call: Call) -> dict[str, Any]:
+def arguments_of(tools: Mapping[str, Tool], call: ReadCall) -> dict[str, Any]:
     """The checked arguments of a call.  Raises CallFailed."""
     if call.fault:
         raise CallFailed(call.fault)
