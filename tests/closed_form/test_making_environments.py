@@ -143,17 +143,16 @@ def test_fields_of_actions_and_observations_can_be_named(server: EchoServer) -> 
     assert talk(environment, "no JSON").content == "2"  # an empty action: the server says what it makes of it
 
 
-@pytest.mark.parametrize(
-    ("said", "word"), [("break", "EXECUTION_ERROR"), ("garbage", "JSON"), ("close", "Closed"), ("hang", "Timeout")]
-)
-def test_a_server_that_fails_dies_or_hangs_raises_what_ends_the_completion(
-    server: EchoServer, said: str, word: str
-) -> None:
+FAILURES = {"break": "EXECUTION_ERROR", "garbage": "JSON", "close": "Closed", "hang": "Timeout"}
+
+
+@pytest.mark.parametrize("said", FAILURES)
+def test_a_server_that_fails_dies_or_hangs_raises_what_ends_the_completion(server: EchoServer, said: str) -> None:
     found = environments(url=server.url, seconds=0.5)
     assert found is not None
     environment = found.make()
     environment.reset({}, 0)
-    with refused(word, server.url, error=OpenEnvFailure):
+    with refused(FAILURES[said], server.url, error=OpenEnvFailure):
         environment.reply(said)
     server.closed.set()
 

@@ -24,6 +24,10 @@ UNREAD = "unreadable"
 MAX_NAME = 64
 
 
+class CallFailed(Exception):
+    """A call that cannot be made, or that failed; its text is for the policy."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadCall:
     """A call as it was written."""
@@ -63,17 +67,23 @@ class CallReader:
         return self.parsed(said) if self.by_template else tagged(said)
 
     def parsed(self, said: str) -> tuple[str, list[ReadCall]]:
+        """By the response template.  A turn that it cannot read is a call that failed."""
         if len(said) > MAX_CALL_CHARACTERS:
             return said, [ReadCall(UNREAD, fault=f"the turn has more than {MAX_CALL_CHARACTERS} characters")]
         try:
-            message = self.tokenizer.parse_response(
-                said + self.end, prefix=self.opening, tools=[dict(tool) for tool in self.tools]
-            )
-        except Exception as error:  # noqa: BLE001  # a model's own description of its answers, over hostile text
-            return said, [ReadCall(UNREAD, fault=f"the answer cannot be read: {str(error)[:200]}")]
-        listed = message.get("tool_calls") if isinstance(message, Mapping) else None
-        content = str(message.get("content") or "") if isinstance(message, Mapping) else said
-        return content, [call_of(each) for each in cast(list[object], listed or [])[: MAX_CALLS + 1]]
+            message = self.parsed_message(said)
+        except CallFailed as failed:
+            return said, [ReadCall(UNREAD, fault=str(failed))]
+        listed = cast(list[object], message.get("tool_calls") or [])
+        return str(message.get("content") or ""), [call_of(each) for each in listed[: MAX_CALLS + 1]]
+
+    def parsed_message(self, said: str) -> dict[str, Any]:
+        tools = [dict(tool) for tool in self.tools]
+        try:
+            message = self.tokenizer.parse_response(said + self.end, prefix=self.opening, tools=tools)
+        except Exception as error:  # a model's own description of its answers, over hostile text
+            raise CallFailed(f"the answer cannot be read: {str(error)[:200]}") from error
+        return dict(message)
 
 
 def tagged(said: str) -> tuple[str, list[ReadCall]]:

@@ -5,14 +5,15 @@ it ends the completion as failed.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from posttrain.environments.protocol import Reply
-from posttrain.environments.tool_calls import MAX_CALLS, UNREAD, CallReader, ReadCall, call_id
-from posttrain.environments.tools import CallFailed, Tool, answer_text, arguments_of, error_text
+from posttrain.environments.tool_calls import MAX_CALLS, UNREAD, CallFailed, CallReader, ReadCall, call_id
+from posttrain.environments.tools import Tool, answer_text, arguments_of
 from posttrain.errors import RunError
 from posttrain.records import ToolCall
 
@@ -25,22 +26,31 @@ class ToolAnswer:
     failed: bool = False
 
 
+@contextmanager
+def failures_told() -> Iterator[None]:
+    """Makes what a tool raises a failure that the policy is told of."""
+    try:
+        yield
+    except (RunError, CallFailed):
+        raise
+    except (Exception, SystemExit) as error:  # a user's tool over what a policy wrote
+        raise CallFailed(f"{type(error).__name__}: {error}") from error
+
+
 def answer(call: Callable[[], object]) -> ToolAnswer:
     try:
-        return ToolAnswer(answer_text(call()))
-    except RunError:
-        raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # a user's tool over what a policy wrote
-        return ToolAnswer(error_text(error), failed=True)
+        with failures_told():
+            return ToolAnswer(answer_text(call()))
+    except CallFailed as failed:
+        return ToolAnswer(answer_text(f"Error: {failed}"), failed=True)
 
 
 async def answer_async(call: Callable[[], Awaitable[object]]) -> ToolAnswer:
     try:
-        return ToolAnswer(answer_text(await call()))
-    except RunError:
-        raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # as above
-        return ToolAnswer(error_text(error), failed=True)
+        with failures_told():
+            return ToolAnswer(answer_text(await call()))
+    except CallFailed as failed:
+        return ToolAnswer(answer_text(f"Error: {failed}"), failed=True)
 
 
 class CalledTools:

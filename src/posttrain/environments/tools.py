@@ -23,7 +23,7 @@ from posttrain.binding import arguments_for, is_name_in_file, object_in_file, ob
 from posttrain.environments.calculator import calculator, ending_sum
 from posttrain.environments.protocol import nothing
 from posttrain.environments.python_tool import SandboxedPython
-from posttrain.environments.tool_calls import ReadCall
+from posttrain.environments.tool_calls import CallFailed, ReadCall
 from posttrain.errors import UserError
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.schemas import Schema, did_you_mean
@@ -97,6 +97,7 @@ def close_all(closes: Iterable[Callable[[], None]]) -> None:
 
 
 def function_at(path: str) -> Callable[..., Any]:
+    """The function FILE.py:FUNCTION or package.module:FUNCTION."""
     if ":" not in path:
         remedy = did_you_mean(path, ("calculator", "python"))
         raise UserError(f"tools: {path!r} is unknown.  {remedy}  For your own give FILE.py:FUNCTION.")
@@ -125,10 +126,6 @@ def tool_of(function: Callable[..., Any], where: str, *, in_text: Callable[[str]
     return Tool(name=name, call=function, description=description, in_text=in_text)
 
 
-class CallFailed(Exception):
-    """A call that cannot be made; its text is for the policy."""
-
-
 def arguments_of(tools: Mapping[str, Tool], call: ReadCall) -> dict[str, Any]:
     """The checked arguments of a call.  Raises CallFailed."""
     if call.fault:
@@ -147,8 +144,3 @@ def answer_text(value: object) -> str:
     if len(text) <= MOST_CHARACTERS:
         return text
     return f"{text[:MOST_CHARACTERS]}\n[cut: {len(text)} characters, of which {MOST_CHARACTERS} are shown]"
-
-
-def error_text(error: BaseException) -> str:
-    said = str(error) if isinstance(error, CallFailed) else f"{type(error).__name__}: {error}"
-    return answer_text(f"Error: {said}")
