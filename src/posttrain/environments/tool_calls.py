@@ -78,7 +78,7 @@ class CallReader:
         return str(message.get("content") or ""), [call_of(each) for each in listed[: MAX_CALLS + 1]]
 
     def parsed_message(self, said: str) -> dict[str, Any]:
-        tools = [dict(tool) for tool in self.tools]
+        tools: list[Any] = [dict(tool) for tool in self.tools]
         try:
             message = self.tokenizer.parse_response(said + self.end, prefix=self.opening, tools=tools)
         except Exception as error:  # a model's own description of its answers, over hostile text
