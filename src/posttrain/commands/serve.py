@@ -2,8 +2,11 @@
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 from annotated_types import Gt
@@ -12,7 +15,7 @@ from posttrain.commands.arguments import LOADING, TEMPLATE, model_layer, split_a
 from posttrain.commands.chat import ChatConfig
 from posttrain.commands.flags import CommandSpec
 from posttrain.errors import UserError
-from posttrain.options.bounds import Bounded
+from posttrain.options.bounds import Bounded, PositiveInt, Rule
 from posttrain.server.addresses import Port, is_loopback, serve_extra
 
 TOKEN_VARIABLE = "POSTTRAIN_SERVE_TOKEN"
@@ -34,12 +37,21 @@ class ServeSwitches(Bounded):
     on this machine: prefer the variable POSTTRAIN_SERVE_TOKEN.  Nothing is encrypted."""
     seconds: Annotated[float, Gt(0)] = 600.0
     """Time limit of a request, and of the wait for its turn."""
+    rl: bool = False
+    """Also answer the routes that training asks: token ids in, token ids and log-probs out, and new weights."""
+    transfer_folder: str = ""
+    """With --rl: folder that files of weights are read from; empty takes a temporary one, for weights that are sent."""
+    max_rows: PositiveInt = 256
+    """Completions decoded at a time: bounds the key/value cache, changes no completion."""
+
+    rules = (Rule("transfer_folder", lambda o: o.rl or not o.transfer_folder, "is only for --rl.  Add it."),)
 
 
 PROGRAM = CommandSpec(
     name="posttrain serve MODEL",
     description="Serve a model (a folder, a run or `bundled`) at http://HOST:PORT/v1: models, completions and"
-    " chat/completions, as OpenAI's clients expect them, one request at a time.  Ctrl-C ends it.",
+    " chat/completions, as OpenAI's clients expect them; with --rl also to a training run (`engine: {name: http}`)."
+    "  Ctrl-C ends it.",
     switches=ServeSwitches(),
     only=(*LOADING, *TEMPLATE),
 )
@@ -58,13 +70,24 @@ def main(arguments: Sequence[str]) -> int:
 
     policy, seconds = load_policy(config.model), min(switches.seconds, threading.TIMEOUT_MAX)
     renderer = renderer_of(policy, config.model.template_options)
-    service = Service(policy, renderer, name=model.rstrip("/"), seconds=seconds)
-    server = ModelServer(service, host=switches.host, port=switches.port, token=token)
-    print(f"{model} at http://{switches.host}:{server.port}/v1   (Ctrl-C ends it)", flush=True)
-    if token and not switches.token:
-        print(f"Requests need the token in {TOKEN_VARIABLE} (clients call it api_key).", flush=True)
-    server.serve_until_signal()
+    service = Service(policy, renderer, name=model.rstrip("/"), seconds=seconds, max_rows=switches.max_rows)
+    with transfer_folder_of(switches) as folder:
+        server = ModelServer(service, host=switches.host, port=switches.port, token=token, transfer_folder=folder)
+        print(f"{model} at http://{switches.host}:{server.port}/v1   (Ctrl-C ends it)", flush=True)
+        if token and not switches.token:
+            print(f"Requests need the token in {TOKEN_VARIABLE} (clients call it api_key).", flush=True)
+        server.serve_until_signal()
     return 0
+
+
+@contextmanager
+def transfer_folder_of(switches: ServeSwitches) -> Iterator[Path | None]:
+    """The folder that weights are read from, removed at the end if it is a temporary one; None without --rl."""
+    if not switches.rl or switches.transfer_folder:
+        yield Path(switches.transfer_folder) if switches.rl else None
+        return
+    with TemporaryDirectory(prefix="posttrain-weights-") as made:
+        yield Path(made)
 
 
 def token_of(switches: ServeSwitches) -> str:

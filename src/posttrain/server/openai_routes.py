@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import rollouts_of
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
 from posttrain.generation.request import Continuation, Request as SamplingRequest, Sampled, StreamKey
 from posttrain.models.policy import Policy
@@ -38,14 +39,26 @@ HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 class Service:
     """A policy that answers requests."""
 
-    def __init__(self, policy: Policy, renderer: TokenizerRenderer, *, name: str, seconds: float) -> None:
-        longest = min(policy.max_positions, 2 * USUAL_TOKENS)  # a usual prompt, and an answer
-        self.engine = engine_in_parity(policy, max_rows=MAX_ROWS, longest=longest)
-        self.sampler = Sampler(self.engine)
+    def __init__(
+        self, policy: Policy, renderer: TokenizerRenderer, *, name: str, seconds: float, max_rows: int = MAX_ROWS
+    ) -> None:
+        self.sampler = Sampler(served_engine(policy, max_rows))
         self.policy, self.renderer, self.name, self.seconds = self.engine.policy, renderer, name, seconds
         self.began = int(time.time())
         self.reading = asyncio.Lock()
         """Held while a request is tokenised, which takes memory: one request at a time."""
+
+    @property
+    def engine(self) -> InProcessEngine:
+        return self.sampler.engine
+
+    def begin_anew(self, policy: Policy) -> None:
+        """Sample from another policy, with nothing under way.  Raises RefusedRequest where something is."""
+        if self.sampler.num_open:
+            raise RefusedRequest("completions are under way: pause with mode=wait first", HTTPStatus.CONFLICT)
+        self.sampler.close_idle()
+        self.sampler.engine = served_engine(policy, self.engine.max_rows)
+        self.policy = self.engine.policy
 
     def routes(self, access: Access) -> list[Route]:
         """The routes, with a slash at the end or without."""
@@ -156,6 +169,11 @@ class Service:
         said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         logprobs = openai_logprobs(rollout, len(text), self.policy.tokenizer, chat=chat) if asked.logprobs else None
         return {**said, "finish_reason": reason, "logprobs": logprobs}
+
+
+def served_engine(policy: Policy, max_rows: int) -> InProcessEngine:
+    longest = min(policy.max_positions, 2 * USUAL_TOKENS)  # a usual prompt, and an answer
+    return engine_in_parity(policy, max_rows=max_rows, longest=longest)
 
 
 def continuations_of(asked: CompletionRequest, policy: Policy) -> tuple[SamplingRequest, list[Continuation]]:

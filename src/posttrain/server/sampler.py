@@ -16,6 +16,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import SamplingTimeout
 from posttrain.generation.in_process import InProcessEngine, InProcessSampling
 from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
+from posttrain.generation.rl_protocol import PutTogether
 
 MAX_SAMPLINGS = 4
 """Different settings that are sampled side by side; each has a cache of its own."""
@@ -29,26 +30,13 @@ class Ended(RunError):
     """The server ends, or all requests are aborted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Together:
-    """Requests that are put at once, in the order of their places.
-
-    The rows that are decoded side by side, and with them the last bits of log-probs, are then those of a sampling in
-    one process.
-    """
-
-    name: str
-    size: int
-    place: int
-
-
 @dataclass(slots=True, eq=False)
 class SamplingJob:
     """Continuations of one request."""
 
     settings: Request
     continuations: Sequence[Continuation]
-    together: Together | None
+    together: PutTogether | None
     result: "Future[list[Sampled]]" = field(default_factory=Future)
     """The completions, in the order of the continuations; cancelled by a client that leaves."""
     asked_at: float = field(default_factory=time.monotonic)
@@ -79,7 +67,8 @@ class Sampler:
         self.changed = threading.Condition()
         self.waiting: deque[SamplingJob] = deque()
         self.open: dict[Request, OpenSampling] = {}
-        self.paused = self.stopped = False
+        self.paused = self.stopped = self.finishing = False
+        """`finishing` lets in nothing new."""
         self.last_token_at = 0.0
         """When the engine was last seen to sample."""
         self._hands_off = 0
@@ -89,7 +78,7 @@ class Sampler:
     # What other threads call
 
     def submit(
-        self, request: Request, continuations: Sequence[Continuation], together: Together | None = None
+        self, request: Request, continuations: Sequence[Continuation], together: PutTogether | None = None
     ) -> SamplingJob:
         """Sample these, with the streams of the request where they have none of their own."""
         settings = replace(request, key=NO_KEY)
@@ -137,20 +126,28 @@ class Sampler:
         with self.hands_off():
             pass
 
+    def finish(self, seconds: float) -> bool:
+        """Let nothing new in, and pause when all that is under way is done; whether it was done in time."""
+        with self.changed:
+            self.finishing = True
+            done = self.changed.wait_for(lambda: not self.num_open or not self.finishing, timeout=seconds)
+        self.pause()
+        return done
+
     def resume(self) -> None:
         with self.changed:
-            self.paused = False
+            self.paused = self.finishing = False
             self.changed.notify_all()
-
-    def drain(self, seconds: float) -> bool:
-        """Wait until all that was put is done; whether it is."""
-        with self.changed:
-            return self.changed.wait_for(lambda: not self.num_open, timeout=seconds)
 
     def abort(self) -> None:
         """End everything that is under way or waits."""
         with self.hands_off():
             self._fail_all(Ended("aborted"))
+
+    def close_idle(self) -> None:
+        """Close samplings in which nothing is under way; called with hands off."""
+        for settings in self._idle():
+            self._close(settings)
 
     def stop(self) -> None:
         """End everything, for good, and wait for the thread: one inside torch would abort the process."""
@@ -209,6 +206,8 @@ class Sampler:
 
     def _ready(self) -> list[SamplingJob] | None:
         """The next jobs to put, in their order; None where those that are to be put with the oldest have not come."""
+        if self.finishing:
+            return None
         while self.waiting and self.waiting[0].result.cancelled():
             self.waiting.popleft()
         for job in self.waiting:

@@ -1,0 +1,113 @@
+"""Requests of a trainer as continuations, and completions as vLLM 0.32 writes them."""
+
+import secrets
+from typing import TypeVar
+
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from posttrain.errors import UserError
+from posttrain.generation import rl_protocol
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.request import Continuation, Request as SamplingRequest, Sampled, StreamKey
+from posttrain.generation.rl_protocol import GenerateRequest
+from posttrain.options.rollout import SamplingParams
+from posttrain.records import Finish
+from posttrain.server.requests import RefusedRequest, brief
+
+MAX_STOPS = 16
+Record = TypeVar("Record")
+
+
+def read(record: type[Record], body: bytes) -> Record:
+    """A record of the wire.  Raises RefusedRequest with the first field that is wrong."""
+    try:
+        return rl_protocol.read(record, body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the body"
+        raise RefusedRequest(f"{where[:80]} = {brief(first['input'])}: {first['msg'][:200]}") from error
+
+
+def json_of(record: object) -> Response:
+    return Response(rl_protocol.written(record), media_type="application/json")
+
+
+def sampling_of(asked: GenerateRequest, engine: InProcessEngine) -> tuple[SamplingRequest, list[Continuation]]:
+    """What a request samples.  Raises RefusedRequest where this engine cannot."""
+    fields, own = asked.sampling_params, asked.posttrain
+    if fields.stop_token_ids and set(fields.stop_token_ids) != set(engine.stop_ids):
+        rule = f"this model's completions end at {sorted(engine.stop_ids)}; leave it out, or serve with them"
+        raise RefusedRequest(f"sampling_params.stop_token_ids = {sorted(fields.stop_token_ids)}: {rule}")
+    if fields.ignore_eos and not fields.stop_token_ids:
+        raise RefusedRequest(
+            "sampling_params.ignore_eos = true: completions end at the model's stop tokens; leave it out"
+        )
+    if fields.prompt_logprobs is not None:
+        raise RefusedRequest("sampling_params.prompt_logprobs: only sampled tokens have log-probs here; leave it out")
+    if len(fields.stop) > MAX_STOPS or "" in fields.stop:
+        raise RefusedRequest(f"sampling_params.stop: give at most {MAX_STOPS} texts, none of them empty")
+    limits = (*asked.token_ids, *(own.suppressed if own is not None else ()))
+    if (unknown := next((each for each in limits if each >= engine.policy.num_logits), None)) is not None:
+        raise RefusedRequest(f"token id {unknown}: must be 0 to {engine.policy.num_logits - 1}")
+    cuts = {name: getattr(fields, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    try:
+        sampling = SamplingParams(greedy=True) if fields.temperature == 0 else SamplingParams(**cuts)
+    except UserError as error:
+        raise RefusedRequest(f"sampling_params: {error}") from error
+    seed = secrets.randbits(62) if fields.seed is None else fields.seed
+    key = StreamKey(seed, "serve", 0) if own is None else StreamKey(own.seed, own.purpose, own.step)
+    settings = SamplingRequest(
+        sampling=sampling,
+        key=key,
+        suppressed=own.suppressed if own is not None else (),
+        stop_texts=fields.stop,
+        keep_alternatives=fields.logprobs or 0,
+        keep=own is not None and own.keep,
+    )
+    draw, sample, position = (0, 0, 0) if own is None else (own.draw, own.sample, own.first_position)
+    return settings, [
+        Continuation(
+            prefix=asked.token_ids,
+            draw=draw,
+            sample=sample + number,
+            first_position=position,
+            limit=fields.max_tokens,
+            key=key,
+            name=f"request {asked.request_id[:40]}, draw {draw}",
+        )
+        for number in range(fields.n)
+    ]
+
+
+def choice(index: int, sampled: Sampled, logprobs: int | None, stop_text: str | None) -> rl_protocol.Choice:
+    """A completion as vLLM writes it."""
+    end, spans = 0, []
+    for version, count in sampled.versions:
+        spans.append(rl_protocol.VersionSpan(version=str(version), start=end, end=end + count))
+        end += count
+    stopped = sampled.finish is Finish.STOP or stop_text is not None
+    return rl_protocol.Choice(
+        index=index,
+        token_ids=sampled.tokens,
+        logprobs=None if logprobs is None else rl_protocol.Logprobs(content=logprobs_of(sampled)),
+        finish_reason="stop" if stopped else "length",
+        stop_reason=stop_text,
+        weight_versions=tuple(spans),
+        cut_logprobs=sampled.cut_logprobs,
+    )
+
+
+def logprobs_of(sampled: Sampled) -> tuple[rl_protocol.SampledLogprob, ...]:
+    alternatives = sampled.alternatives or ((),) * len(sampled.tokens)
+    return tuple(
+        rl_protocol.SampledLogprob(
+            token_id=token,
+            logprob=logprob,
+            top_logprobs=tuple(
+                rl_protocol.TokenLogprob(token_id=other, logprob=value, rank=rank)
+                for rank, (other, value) in enumerate(likeliest, start=1)
+            ),
+        )
+        for token, logprob, likeliest in zip(sampled.tokens, sampled.logprobs, alternatives, strict=True)
+    )

@@ -1,0 +1,200 @@
+"""The routes of vLLM 0.32 for training by reward, over the in-process engine: token ids and weights.
+
+An update is pause, start, update, finish, resume.  Weights are checked as a whole before any is changed.  Completions
+under way go on with them from their next token.  After a fault the last good weights stay, and `start` comes again.
+"""
+
+import asyncio
+import secrets
+from http import HTTPStatus
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from posttrain.generation import rl_protocol
+from posttrain.generation.request import Continuation, Request as SamplingRequest, Sampled, StreamKey
+from posttrain.generation.rl_protocol import GenerateRequest, ServerFacts, WeightInfo
+from posttrain.models.context import num_embeddings
+from posttrain.models.loading.saving import ExportedWeights
+from posttrain.models.rendering import tokenizer_digest
+from posttrain.server import requests
+from posttrain.server.application import route
+from posttrain.server.openai_routes import Service
+from posttrain.server.requests import Access, RefusedRequest, brief
+from posttrain.server.rl_completions import choice, json_of, read, sampling_of
+from posttrain.server.transfer_folder import TransferFolder
+from posttrain.server.weight_loading import Change, base_digest, change_to
+
+PAUSES = ("abort", "wait", "keep")
+
+
+class TrainingRoutes:
+    """What a trainer asks of a served policy."""
+
+    def __init__(self, service: Service, folder: TransferFolder) -> None:
+        self.service, self.folder, self.sampler = service, folder, service.sampler
+        self.model_digest = self.weights_digest = base_digest(service.policy)
+        self.tokenizer_digest = tokenizer_digest(service.policy.tokenizer)
+        self.updating = asyncio.Lock()
+        """Held by one call of an update at a time."""
+        self.initialised = self.started = False
+        self.change: Change | None = None
+        """The checked weights that `finish` puts in place, with their digest."""
+        self.changed_digest = ""
+
+    def routes(self, access: Access) -> list[Route]:
+        made = (
+            ("POST", rl_protocol.GENERATE, self.generate),
+            ("POST", rl_protocol.RELEASE, self.release),
+            ("GET", rl_protocol.WEIGHT_INFO, self.weight_info),
+            ("POST", rl_protocol.PAUSE, self.pause),
+            ("POST", rl_protocol.RESUME, self.resume),
+            ("GET", rl_protocol.IS_PAUSED, self.is_paused),
+            ("POST", rl_protocol.INIT, self.init),
+            ("PUT", rl_protocol.UPLOAD, self.upload),
+            ("POST", rl_protocol.START, self.start),
+            ("POST", rl_protocol.UPDATE, self.update),
+            ("POST", rl_protocol.FINISH, self.finish),
+        )
+        return [route(method, path, access.checked(endpoint)) for method, path, endpoint in made]
+
+    async def generate(self, request: Request) -> Response:
+        asked = read(GenerateRequest, await requests.json_body(request))
+        if asked.model is not None:
+            self.service.model(asked.model)
+        settings, continuations = sampling_of(asked, self.service.engine)
+        together = asked.posttrain.together if asked.posttrain is not None else None
+        sampled = await self.service.sampled(request, self.sampler.submit(settings, continuations, together))
+        texts = [await run_in_threadpool(self.stop_text, each, settings) for each in sampled]
+        choices = tuple(
+            choice(index, each, asked.sampling_params.logprobs, text)
+            for index, (each, text) in enumerate(zip(sampled, texts, strict=True))
+        )
+        answer = rl_protocol.GenerateResponse(request_id=asked.request_id or secrets.token_hex(8), choices=choices)
+        return json_of(answer)
+
+    def stop_text(self, sampled: Sampled, settings: SamplingRequest) -> str | None:
+        """The text that ended a completion; None where something else did."""
+        if not sampled.ended_by_text:
+            return None
+        text = self.service.policy.tokenizer.decode(list(sampled.tokens), skip_special_tokens=False)
+        return next(each for each in settings.stop_texts if each in text)
+
+    async def release(self, request: Request) -> Response:
+        asked = read(rl_protocol.ReleaseRequest, await requests.json_body(request))
+        let_go = [
+            Continuation(
+                prefix=(),
+                draw=each.draw,
+                sample=each.sample,
+                limit=0,
+                key=StreamKey(each.seed, each.purpose, each.step),
+            )
+            for each in asked.streams
+        ]
+        await run_in_threadpool(self.sampler.drop, let_go)
+        return JSONResponse({"message": "Released"})
+
+    async def weight_info(self, request: Request) -> Response:
+        service, policy = self.service, self.service.policy
+        facts = ServerFacts(
+            model=service.name,
+            model_digest=self.model_digest,
+            weights_digest=self.weights_digest,
+            vocabulary=num_embeddings(policy.model),
+            tokenizer_digest=self.tokenizer_digest,
+            max_positions=policy.max_positions,
+            stop_token_ids=policy.stop_ids,
+            dtype=str(policy.compute_dtype).removeprefix("torch."),
+            max_rows=service.engine.max_rows,
+            transfer_folder=str(self.folder.folder),
+            updating=self.started,
+            paused=self.sampler.paused,
+        )
+        return json_of(WeightInfo(weight_version=str(service.engine.weights_version), posttrain=facts))
+
+    async def pause(self, request: Request) -> Response:
+        """Keep what is under way for `resume`, wait until it is done, or end it."""
+        mode = request.query_params.get("mode", "abort")
+        if mode not in PAUSES:
+            raise RefusedRequest(f"mode = {brief(mode)}: use {', '.join(PAUSES)}")
+        if mode == "wait" and not await run_in_threadpool(self.sampler.finish, self.service.seconds):
+            self.sampler.resume()
+            late = f"mode = wait: completions are not done in {self.service.seconds:g} seconds; use mode=keep"
+            raise RefusedRequest(late, HTTPStatus.SERVICE_UNAVAILABLE)
+        await run_in_threadpool(self.sampler.pause)
+        if mode == "abort":
+            await run_in_threadpool(self.sampler.abort)
+        return JSONResponse({"status": "paused"})
+
+    async def resume(self, request: Request) -> Response:
+        self.sampler.resume()
+        return JSONResponse({"status": "resumed"})
+
+    async def is_paused(self, request: Request) -> Response:
+        return JSONResponse({"is_paused": self.sampler.paused})
+
+    async def init(self, request: Request) -> Response:
+        read(rl_protocol.InitRequest, await requests.json_body(request))
+        self.initialised = True
+        return JSONResponse({"message": "Weight transfer initialized"})
+
+    async def upload(self, request: Request) -> Response:
+        length, name = request.headers.get("Content-Length", ""), request.path_params["sha256"]
+        await self.folder.keep(name, length, request.stream())
+        return JSONResponse({"message": "Weights received"})
+
+    async def start(self, request: Request) -> Response:
+        """Begin an update; one that was begun before and not finished is forgotten."""
+        async with self.updating:
+            if not self.initialised:
+                raise RefusedRequest(f"POST {rl_protocol.INIT} first", HTTPStatus.CONFLICT)
+            self.started, self.change = True, None
+        return JSONResponse({"message": "Weight update started"})
+
+    async def update(self, request: Request) -> Response:
+        """Read and check weights.  A fault ends the update, and nothing was changed."""
+        body = await requests.json_body(request)
+        async with self.updating:
+            self.require_started()
+            try:
+                info = read(rl_protocol.UpdateRequest, body).update_info
+                self.change = await run_in_threadpool(self.checked, info)
+            except RefusedRequest:
+                self.started, self.change = False, None
+                raise
+            self.changed_digest = info.sha256
+        return JSONResponse({"message": "Weights updated"})
+
+    def checked(self, info: rl_protocol.UpdateInfo) -> Change:
+        content = self.folder.read(info.path, info.sha256)
+        with self.sampler.hands_off():  # an adapter is tried on the model
+            return change_to(self.service.policy, content, info.adapter)
+
+    async def finish(self, request: Request) -> Response:
+        """Put the checked weights in place, between two tokens."""
+        asked = read(rl_protocol.FinishRequest, await requests.json_body(request))
+        version = asked.weight_version
+        if not (version.isascii() and version.isdecimal() and len(version) < 19):
+            raise RefusedRequest(f"weight_version = {brief(version)}: must be a whole number in decimal digits")
+        async with self.updating:
+            self.require_started()
+            if self.change is None:
+                raise RefusedRequest(f"no weights were given: POST {rl_protocol.UPDATE} first", HTTPStatus.CONFLICT)
+            await run_in_threadpool(self.put, self.change, int(version))
+            self.weights_digest, self.started, self.change = self.changed_digest, False, None
+        return JSONResponse({"message": "Weight update finished"})
+
+    def put(self, change: Change, version: int) -> None:
+        with self.sampler.hands_off():
+            service = self.service
+            policy = change()
+            if policy is not service.policy:  # it has got an adapter
+                service.begin_anew(policy)
+            service.engine.load(ExportedWeights(policy), version)
+
+    def require_started(self) -> None:
+        if not self.started:
+            raise RefusedRequest(f"no update was started: POST {rl_protocol.START} first", HTTPStatus.CONFLICT)
