@@ -1,4 +1,4 @@
-"""A server of the routes for training, ours in this process or another by its address, and what a trainer says to it."""
+"""A server of the routes for training, ours in this process or another by its address, as a trainer sees it."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ NATS = 3e-5
 
 
 def save_model(folder: Path, *, seed: int = 0) -> Path:
-    """The random model that these tests serve; every family of numbers is far from 0, so that it prefers some tokens."""
+    """The random model that these tests serve; its weights are large enough that it prefers some tokens."""
     tokenizer = new_tokenizer()
     model = new_model(SHAPE, tokenizer, seed=seed)
     with torch.no_grad():
