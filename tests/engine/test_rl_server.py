@@ -91,10 +91,7 @@ def test_an_update_reaches_completions_under_way_between_two_tokens(server: RlSe
         ends = {span.version: (span.start, span.end) for span in choice.weight_versions}
         assert ends.keys() <= {str(before), str(after)}
         said = [each.logprob for each in choice.logprobs.content]
-        by = {
-            str(before): logprobs(old, PROMPT, choice.token_ids),
-            str(after): logprobs(new, PROMPT, choice.token_ids),
-        }
+        by = {str(before): logprobs(old, PROMPT, choice.token_ids), str(after): logprobs(new, PROMPT, choice.token_ids)}
         for version, (start, end) in ends.items():
             assert max(abs(a - b) for a, b in zip(said[start:end], by[version][start:end], strict=True)) < NATS
         assert sum(end - start for start, end in ends.values()) == len(choice.token_ids)
@@ -119,9 +116,7 @@ def damaged(server: RlServer, how: str) -> wire.UpdateInfo:
     return info
 
 
-@pytest.mark.parametrize(
-    "how", ["another digest", "a truncated file", "no file", "another shape", "a missing tensor"]
-)
+@pytest.mark.parametrize("how", ["another digest", "a truncated file", "no file", "another shape", "a missing tensor"])
 def test_a_failed_update_loads_nothing_and_says_why(server: RlServer, how: str) -> None:
     if server.server is None and how in ("another shape", "a missing tensor"):
         pytest.skip("vLLM has then loaded a part of it, and is given the last good weights again")
