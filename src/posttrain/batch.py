@@ -109,21 +109,27 @@ class Batch:
         """Micro-batches of at most `max_tokens` tokens, counted as the forward pass computes them.
 
         A prompt counts once, and whole groups stay together wherever one fits; or, for a pass of padded rows, every
-        completion counts its prompt and all are as wide as the widest.  A completion that is too long is one by itself.
+        completion counts its prompt and all are as wide as the widest.  A completion that is too long is one by itself,
+        and one without a token, whose environment could not begin, is in none.
         Every loss term is a weighted sum over tokens and the weights are fixed, so the split changes no gradient.
         """
         widths = [len(self.prompts[prompt]) + own for prompt, own in zip(self.prompt_of, self.lengths, strict=True)]
         if padded:
-            batches = packed(range(len(widths)), max_tokens, cost=lambda row, _: widths[row], padded=True)
+            batches = packed(self._read, max_tokens, cost=lambda row, _: widths[row], padded=True)
         else:
             batches = self._whole_groups(max_tokens)
         for rows in batches:
             yield self.select(rows)
 
+    @property
+    def _read(self) -> list[int]:
+        """Completions that have a token."""
+        return [row for row, length in enumerate(self.lengths) if length]
+
     def _whole_groups(self, max_tokens: int) -> Iterator[list[int]]:
         """Completions in order, their prompts counted once: groups that fit in whole, or parts of one that does not."""
         lengths, runs = self.lengths, list[list[int]]()
-        for prompt, rows in groupby(range(len(lengths)), key=lambda row: self.prompt_of[row]):
+        for prompt, rows in groupby(self._read, key=lambda row: self.prompt_of[row]):
             runs += packed(rows, max_tokens - len(self.prompts[prompt]), cost=lambda row, _: lengths[row])
 
         def tokens(run: list[int], _: object) -> int:
