@@ -182,6 +182,7 @@ class Rows:
         self.finished: list[tuple[Sampled, KeptRow | None]] = []
         """Completions that are done and were not taken, each with its cache where caches are kept."""
         self._any_given = False
+        self._may_complete: dict[int, bool] = {}
 
     @property
     def num_rows(self) -> int:
@@ -203,10 +204,11 @@ class Rows:
         self._add([Member(continuation, []) for _, continuation in rows])
         self._sample(logits, torch.arange(before, self.num_rows, device=device))
 
-    def resume(self, kept: KeptRow, continuation: Continuation) -> None:
-        """Put a kept row back.  The tokens behind its cache go through the model one at a step, with all other rows."""
-        self.slots.add(kept.cached, torch.tensor([kept.length], device=self.policy.device))
-        self._add([Member(continuation, list(reversed(continuation.prefix[kept.length :])))])
+    def resume(self, rows: Sequence[tuple[KeptRow, Continuation]]) -> None:
+        """Put kept rows back.  The tokens behind a cache go through the model one at a step, with all other rows."""
+        for kept, _ in rows:
+            self.slots.add(kept.cached, torch.tensor([kept.length], device=self.policy.device))
+        self._add([Member(each, list(reversed(each.prefix[kept.length :]))) for kept, each in rows])
         self._any_given = True
 
     def _add(self, members: Sequence[Member]) -> None:
@@ -291,16 +293,33 @@ class Rows:
 
         A token is a byte at least, so a text has no more tokens than bytes; three more may begin inside a character.
         """
-        texts, decode = self.request.stop_texts, self.policy.tokenizer.batch_decode
+        texts, decode, columns = self.request.stop_texts, self.policy.tokenizer.batch_decode, self.columns
         window = max(len(text.encode("utf-8")) for text in texts) + 4
-        columns = self.columns
-        tokens = [columns.tokens[row, : columns.count[row]].tolist() for row in rows.tolist()]
-        tails = decode([each[-window:] for each in tokens], skip_special_tokens=False)
-        found = [any(text in tail for text in texts) for tail in tails]
-        for at in (at for at, near in enumerate(found) if near):
-            whole = decode([tokens[at]], skip_special_tokens=False)[0]
-            found[at] = any(text in whole for text in texts)
+        newest = columns.tokens[rows, columns.count[rows] - 1].tolist()
+        near = [at for at, token in enumerate(newest) if self._may_complete_text(token)]
+        found = [False] * len(newest)
+        if near:
+            chosen = rows[near].tolist()
+            tokens = [columns.tokens[row, : columns.count[row]].tolist() for row in chosen]
+            tails = decode([each[-window:] for each in tokens], skip_special_tokens=False)
+            for at, own, tail in zip(near, tokens, tails, strict=True):
+                if any(text in tail for text in texts):
+                    whole = decode([own], skip_special_tokens=False)[0]
+                    found[at] = any(text in whole for text in texts)
         return torch.tensor(found, device=rows.device)
+
+    def _may_complete_text(self, token: int) -> bool:
+        """Whether a stop text may end in this token: it has the last character of one, or part of a character.
+
+        A tokenizer may drop spaces at the ends of a text, so every token may complete a stop text that ends in one.
+        """
+        known = self._may_complete.get(token)
+        if known is None:
+            text = self.policy.tokenizer.batch_decode([[token]], skip_special_tokens=False)[0]
+            lasts = {text[-1] for text in self.request.stop_texts}
+            known = "\ufffd" in text or any(last.isspace() or last in text for last in lasts)
+            self._may_complete[token] = known
+        return known
 
     def _retire(
         self, rows: Int64[Tensor, " done"], stopped: Bool[Tensor, " done"], by_text: Bool[Tensor, " done"] | None

@@ -190,9 +190,9 @@ class InProcessSampling(Sampling):
 
     def _advance(self) -> None:
         """One step of the model: prefills waiting prefixes, or decodes a token of every row."""
-        for kept, continuation in self.continuing:
-            self.rows.resume(kept, continuation)
-        self.continuing = []
+        if self.continuing:
+            self.rows.resume(self.continuing)
+            self.continuing = []
         max_rows, num_rows = self.engine.max_rows, self.rows.num_rows
         free = max_rows - num_rows - len(self.kept)
         if not num_rows and free < max(1, max_rows // REFILL_SHARE):
