@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from posttrain.needs import StepColumns
+from posttrain.ranks.group import ONE_RANK, RankGroup
 from posttrain.records import Group
 
 TokenWeights = Callable[..., Float64[Tensor, " rollout"]]
@@ -85,6 +86,11 @@ class Batch:
         """Tokens of each completion that a forward pass reads."""
         return [len(completion) for completion in self.completions]
 
+    def num_read(self, *, padded: bool = False) -> int:
+        """Tokens that go through the model; prompts count once, or for padded rows with every completion."""
+        read = self.prompt_of if padded else range(len(self.prompts))
+        return sum(self.lengths) + sum(len(self.prompts[prompt]) for prompt in read)
+
     @property
     def sampled(self) -> Bool[Tensor, " read_token"] | None:
         """Whether each completion token was sampled; None where all were.  See `models.forward.CompletionBatch`."""
@@ -105,14 +111,17 @@ class Batch:
             prompt_of.append(len(prompts) - 1)
         return replace(self, prompts=tuple(prompts), prompt_of=tuple(prompt_of))
 
-    def split(self, max_tokens: int, *, padded: bool = False) -> "Iterator[Batch]":
+    def split(self, max_tokens: int, *, padded: bool = False, ranks: RankGroup = ONE_RANK) -> "Iterator[Batch]":
         """Micro-batches of at most `max_tokens` tokens, counted as the forward pass computes them.
+
+        They are smaller where several ranks need a share each.
 
         A prompt counts once, and whole groups stay together wherever one fits; or, for a pass of padded rows, every
         completion counts its prompt and all are as wide as the widest.  A completion that is too long is one by itself,
         and one without a token, whose environment could not begin, is in none.
         Every loss term is a weighted sum over tokens and the weights are fixed, so the split changes no gradient.
         """
+        max_tokens = ranks.budget(self.num_read(padded=padded), max_tokens)
         widths = [len(self.prompts[prompt]) + own for prompt, own in zip(self.prompt_of, self.lengths, strict=True)]
         if padded:
             batches = packed(self._read, max_tokens, cost=lambda row, _: widths[row], padded=True)

@@ -68,12 +68,14 @@ def run_named_command(command: str, arguments: Sequence[str]) -> int:
     import gc
     from traceback import walk_tb
 
-    from posttrain.errors import HelpShown, UserError, exit_call
+    from posttrain.errors import HelpShown, ToldElsewhere, UserError, exit_call
 
     atexit.register(gc.freeze)  # the interpreter would look for garbage in all of torch: 1.3 s at the end of a command
     module, _, function = COMMANDS[command][0].partition(".")
     try:
         return int(getattr(import_module(f"posttrain.commands.{module}"), function or "main")(arguments))
+    except ToldElsewhere as error:
+        return error.exit_code
     except UserError as error:
         return complain(error.command, error.exit_code)
     except KeyboardInterrupt as stop:

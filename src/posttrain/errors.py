@@ -18,6 +18,14 @@ class RunError(UserError):
     exit_code = 1
 
 
+class ToldElsewhere(RunError):
+    """The run has failed, and another of its processes prints the message."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class HelpShown(SystemExit):
     """`--help` was printed."""
 

@@ -26,7 +26,14 @@ TEMPLATE = ("model.chat_template", "model.template_options")
 PICTURES = (".png", ".svg", ".pdf")
 MAY_CHANGE_ON_RESUME = (
     *("run.num_steps", "run.time_limit_minutes", "run.token_limit", "run.early_stop_evaluations", "run.report_to"),
-    *("run.keep_token_columns", "rollout.keep_alternatives", "checkpoint", "tracker", "model.path"),
+    *(
+        "run.rank_timeout_seconds",
+        "run.keep_token_columns",
+        "rollout.keep_alternatives",
+        "checkpoint",
+        "tracker",
+        "model.path",
+    ),
 )
 """How long a run is, what it keeps, and where its model is; the rest of its recipe stays."""
 LOADING = (

@@ -9,7 +9,9 @@ from typing import Any
 
 from posttrain.commands.arguments import INTERRUPTED, TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec
+from posttrain.commands.start_ranks import run_ranks, starts_ranks
 from posttrain.config import Config, DpoConfig, IrlConfig, RewardModelConfig, SftConfig, TrainingConfig
+from posttrain.errors import UserError
 from posttrain.options.bounds import NonNegativeInt
 from posttrain.runs.interruption import stopped_with_a_word, what_is_kept
 
@@ -27,6 +29,9 @@ class TrainingSwitches(TrustSwitch):
     """With --resume: continue from the checkpoint of this step; later results are removed."""
     accept_changes: bool = False
     """With --resume: continue although model, rows, rewards or files have changed; inputs.json notes it."""
+    ranks: NonNegativeInt = 0
+    """Train with this many processes on this machine, each with a share of the weights and of the tokens; 0 is one
+    process, or as many as torchrun has started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +101,13 @@ def run_training(command: str, arguments: Sequence[str]) -> int:
         elif isinstance(config, Config) and switches.show_prompts:
             show_prompts(config, switches.show_prompts)
             return 0
+        if switches.ranks and switches.dry_run:
+            raise UserError(
+                f"command line: --ranks {switches.ranks}: --dry-run takes its step in one process.  Leave --ranks out,"
+                " or show the memory of a rank with posttrain plan --ranks."
+            )
+        if starts_ranks(switches.ranks):
+            return run_ranks(switches.ranks, command, arguments)
         functions = import_module(module)
         if switches.dry_run:
             getattr(functions, show)(config, **more)

@@ -30,6 +30,7 @@ from posttrain.models.forward import (
     next_logits,
 )
 from posttrain.models.shared_prompt.families import shared_prompt_refusal
+from posttrain.ranks.group import ONE_RANK, RankGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class Policy:
     """The chosen limit of prompt and completion together; None means the model's own."""
     stored_dtype: torch.dtype | None = None
     """The type in which the weights were stored, and are saved; None means their type in memory."""
+    ranks: RankGroup = ONE_RANK
+    """The processes that share its passes over tokens."""
 
     @property
     def device(self) -> torch.device:

@@ -194,6 +194,9 @@ class RunOptions(Bounded):
     """Stop after this many evaluations in a row without a new best; null never stops."""
     threads: NonNegativeInt = 0
     """CPU threads; 0: torch decides.  A resumed run needs the same number to give the same bits."""
+    rank_timeout_seconds: PositiveFloat = 600.0
+    """With several ranks: how long one waits for another before the run ends with an error.  A rank that has died is
+    noticed at once."""
     report_to: tuple[TrackerName, ...] = ()
     """Trackers that also get what metrics.jsonl has: tensorboard, wandb, mlflow, trackio (extra `track`, or one
     package).  The section `tracker` has their options."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from signal import Signals
 from typing import Any, Protocol, Self
 
 from torch.optim import Optimizer
@@ -21,6 +22,7 @@ from posttrain.config import Config, TrainingConfig
 from posttrain.config.reading import COMMAND_OF
 from posttrain.errors import RunError
 from posttrain.options.training import CheckpointOptions, RunOptions
+from posttrain.ranks.group import ONE_RANK, RankGroup
 from posttrain.runs import checkpoint
 from posttrain.runs.checkpoint import Checkpoint, ThreadClaim
 from posttrain.runs.files import saved_steps
@@ -71,6 +73,8 @@ class HarnessOptions:
     """The recipe: saved with each checkpoint, and compared at a resume."""
     from_step: int | None = None
     """The step whose checkpoint is resumed; None is the last."""
+    ranks: RankGroup = ONE_RANK
+    """The processes of the run, of which this is the first."""
     kept_from: Mapping[str, int] = field(default_factory=dict)
     """Journals, and `rollouts`, with their first step; from there on each has every step."""
 
@@ -119,7 +123,8 @@ class Harness:
             self.folder.cut_after(-1)
             return ["No checkpoint yet: the run starts again."]
         notes = checkpoint.restore_threads(saved, threads)
-        self.trained.restore(saved)
+        with self.options.ranks.leading("restore", saved.path):
+            self.trained.restore(saved)
         removed = checkpoint.forget_after(checkpoints, saved.step)
         self.folder.cut_after(saved.step)
         self._seconds_before = self.trained.seconds
@@ -204,7 +209,9 @@ class Harness:
 
         Decided once a step, with its checkpoint: a run that ended later would end without one.
         """
-        left = self.seconds_left()
+        left, told = self.seconds_left(), self.options.ranks.signal
+        if told and not self.interruption:
+            self.interruption.signal = Signals[told]
         passed = left is not None and left <= 0
         asked = any(watcher.stopping for watcher in self.options.watchers)
         self.stopping = bool(self.interruption) or passed or asked or self.options.stop_early()
@@ -213,7 +220,8 @@ class Harness:
     @contextmanager
     def naming_the_step(self) -> Iterator[None]:
         try:
-            yield
+            with self.options.ranks.naming_peers():
+                yield
         except RunError as error:
             saved = saved_steps(self.folder.checkpoints)
             left = f"\n    The last good checkpoint is {saved[max(saved)]}." if saved else ""

@@ -16,7 +16,7 @@ from posttrain.algorithms import kl
 from posttrain.algorithms.advantages import LEAST_DEVIATION, RewardStatistics, scaled_rewards
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Credit, Evidence, mean_of_rollouts
-from posttrain.batch import CreditedGroups, completions_of, sampled_columns
+from posttrain.batch import Batch, CreditedGroups, completions_of, sampled_columns
 from posttrain.errors import RunError
 from posttrain.models.forward import ForwardNeeds
 from posttrain.models.policy import Policy
@@ -302,9 +302,13 @@ def value_columns(models: StepModels, groups: Sequence[Group], _: TeacherPrompts
 def entropies(models: StepModels, groups: Sequence[Group], _: TeacherPrompts) -> Mapping[str, Tensor]:
     forward = models.policy.forward
     asked = ForwardNeeds(logprobs=False, temperature=models.temperature, gradient=False, entropies=True)
-    micros = completions_of(groups).split(models.max_tokens, padded=forward.padded)
-    found = [cast(Tensor, forward.completion_logprobs(micro, asked).entropies) for micro in micros]
-    return {"entropies": torch.cat([each.double().cpu() for each in found])}
+
+    def found(micro: Batch) -> Tensor:
+        return cast(Tensor, forward.completion_logprobs(micro, asked).entropies).double().cpu()
+
+    ranks = models.policy.ranks
+    split = completions_of(groups).split(models.max_tokens, padded=forward.padded, ranks=ranks)
+    return {"entropies": torch.cat(ranks.each([*split], Batch.num_read, found))}
 
 
 PROVIDERS: Mapping[Need, tuple[str, Provider]] = {

@@ -104,8 +104,9 @@ class Critic:
         A final value is 0 for a completion that was not cut off.
         """
         longer = [replace(group, rollouts=tuple(map(with_end, group.rollouts))) for group in groups]
-        budget = completions_of(longer).split(max_tokens, padded=self.trunk.forward.padded)
-        found = torch.cat([self._values(micro).double().cpu() for micro in budget])
+        ranks = self.trunk.ranks
+        split = completions_of(longer).split(max_tokens, padded=self.trunk.forward.padded, ranks=ranks)
+        found = torch.cat(ranks.each([*split], Batch.num_read, lambda micro: self._values(micro).double().cpu()))
         truncated = torch.tensor([[rollout.finish.cut_off for rollout in group.rollouts] for group in groups])
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         ends = [t == each.num_sampled for each in rollouts for t in range(each.num_sampled + each.finish.cut_off)]

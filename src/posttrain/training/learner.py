@@ -1,5 +1,6 @@
 """The second half of a step: credit → batches → loss → updates, by the owner of policy, optimiser and reference."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -107,6 +108,7 @@ class Learner:
         """Updates of the last step that were skipped because the KL limit was exceeded."""
 
     def credit(self, collected: CollectedStep, clock: Clock) -> CreditedStep:
+        """The step with its advantages; on all ranks, which share its passes."""
         models = StepModels(
             needs=self.column_needs,
             policy=self.policy,
@@ -117,7 +119,8 @@ class Learner:
             max_tokens=self.settings.update.tokens_per_microbatch,
         )
         state, limit = self.actor_critic_state, self.settings.max_completion_tokens
-        return credited_step(collected, self.algorithm, models, state, max_completion_tokens=limit, clock=clock)
+        with self.policy.ranks.leading("credit", collected):
+            return credited_step(collected, self.algorithm, models, state, max_completion_tokens=limit, clock=clock)
 
     @property
     def column_needs(self) -> frozenset[Need]:
@@ -134,6 +137,11 @@ class Learner:
 
     def learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
         """Take one update on each batch that is not empty.  Once the KL limit is exceeded, skip the remaining ones."""
+        with self.policy.ranks.leading("learn", step):
+            self.policy.ranks.agree("the batches", digest_of(batches))
+            return self._learn(batches, step, clock)
+
+    def _learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
         settings, limit, noisy = self.settings, self.algorithm.largest_epoch_kl, drops(self.policy.model)
         reports: list[UpdateReport] = []
         self.left_out = 0
@@ -184,7 +192,8 @@ class Learner:
         logprobs = groups.columns.known.get("proximal_logprobs")
         if logprobs is None:
             temperature, budget = self.settings.temperature, self.settings.update.tokens_per_microbatch
-            logprobs = group_logprobs(self.policy, groups.groups[:1], temperature=temperature, max_tokens=budget)
+            with self.policy.ranks.leading("undropped_gaps"):
+                logprobs = group_logprobs(self.policy, groups.groups[:1], temperature=temperature, max_tokens=budget)
         return (logprobs - groups.columns.behaviour_logprobs[: len(logprobs)]).abs()
 
     def objective(self, *, whole: bool = False) -> Objective:
@@ -264,7 +273,8 @@ class Learner:
     def load_optimizer_state(self, run: str) -> None:
         if self.own_optimizer is not None:
             raise UserError(f"update.optimizer_from = {run}: is for AdamW only.  Leave it out, or your optimiser.")
-        optimizer.take_over(self.optimizer, run, where=f"update.optimizer_from = {run}")
+        with self.policy.ranks.leading("load_optimizer_state", run):
+            optimizer.take_over(self.optimizer, run, where=f"update.optimizer_from = {run}")
 
     def restore(self, saved: Checkpoint) -> None:
         if self.reference is not None and "reference" in saved.tensors:
@@ -275,6 +285,16 @@ class Learner:
         run = saved.state["run"]
         assert isinstance(run, Mapping)
         self.num_updates = run["num_updates"]
+
+
+def digest_of(batches: Sequence[Batch]) -> str:
+    """SHA-256 of what updates read, the same on all ranks."""
+    digest = hashlib.sha256()
+    for batch in batches:
+        digest.update(repr((batch.prompts, batch.completions, batch.prompt_of)).encode())
+        for name, column in batch.columns.named().items():
+            digest.update(name.encode() + column.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 OPTION = "algorithm.critic.warm_start"
@@ -297,6 +317,12 @@ def warm_start(learner: Learner, clock: Clock) -> list[str]:
 
 def fit_critic(learner: Learner, collected: CollectedStep, clock: Clock) -> Mapping[str, float]:
     """Train only the critic on rollouts; returns their metrics before that."""
+    with learner.policy.ranks.leading("fit_critic", collected):
+        return fit_critic_here(learner, collected, clock)
+
+
+def fit_critic_here(learner: Learner, collected: CollectedStep, clock: Clock) -> Mapping[str, float]:
+    """This rank's share of that."""
     before, options = learner.actor_critic_state, learner.settings.update
     credited = learner.credit(collected, clock)
     learner.actor_critic_state = replace(before, rewards=credited.next_state.rewards, begun=True, fitted=False)

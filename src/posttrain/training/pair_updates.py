@@ -7,7 +7,7 @@ the forward pass shares prompts, and an answer in several pairs is scored once.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 from jaxtyping import Float64
@@ -22,17 +22,36 @@ from posttrain.models.forward import Completions
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.options.pairs import DpoOptions, RewardTrainingOptions
+from posttrain.ranks.group import Dealt
 from posttrain.records import Preference
 from posttrain.runs.tensor_state import Tensors
 from posttrain.training.reference import Reference, reference_of
 
 AnswerLengths = Callable[[Preference], tuple[int, int]]
 """Tokens of the chosen and of the rejected answer that go through the model."""
+Rows = list[int]
+"""Numbers of pairs."""
+Seen = TypeVar("Seen")
+
+
+def each_microbatch(
+    policy: Policy,
+    pairs: Sequence[Preference],
+    max_tokens: int,
+    lengths: AnswerLengths,
+    compute: Callable[[Dealt[Rows]], Seen],
+) -> list[tuple[Rows, Seen]]:
+    """What `compute` finds in each micro-batch of pairs, with their numbers; the ranks take a share each."""
+    ranks, padded = policy.ranks, policy.forward.padded
+    budget = ranks.budget(sum(len(pair.prompt.tokens) + sum(lengths(pair)) for pair in pairs), max_tokens)
+    dealt_out = [*pair_microbatches(pairs, budget, lengths=lengths, padded=padded)]
+    found = [(dealt, (dealt.item, compute(dealt))) for dealt in ranks.deal(dealt_out, len)]
+    return ranks.in_order(found)
 
 
 def pair_microbatches(
     pairs: Sequence[Preference], max_tokens: int, *, lengths: AnswerLengths, padded: bool = False
-) -> Iterator[list[int]]:
+) -> Iterator[Rows]:
     """Indices of pairs of similar length, of at most `max_tokens` tokens together as the forward pass computes them.
 
     Pairs of one prompt are adjacent, and their prompt counts once.  With padded rows a pair counts as two rows, as wide
@@ -119,11 +138,9 @@ def accumulate_scores(
     weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
     weights = weights / weights.sum()
     margins = options.margin_scale * torch.tensor([pair.margin or 0.0 for pair in pairs], dtype=torch.float64)
-    seen = torch.zeros(2, len(pairs), dtype=torch.float64)
-    total = 0.0
-    budget, padded = options.tokens_per_microbatch, scorer.policy.forward.padded
-    for rows in pair_microbatches(pairs, budget, lengths=read_lengths, padded=padded):
-        some = [pairs[row] for row in rows]
+
+    def accumulate(dealt: Dealt[Rows]) -> tuple[float, Tensor]:
+        rows, some = dealt.item, [pairs[row] for row in dealt.item]
         with gradients_in_place():
             scores = scores_of_pairs(scorer, some)
         require_finite_scores(scores, some)
@@ -132,23 +149,37 @@ def accumulate_scores(
         if options.center_coefficient:
             losses = losses + options.center_coefficient * preference_losses.centring(chosen, rejected)
         loss = (weights[rows].to(scores.device) * losses).sum()
-        loss.backward()
-        total += loss.item()
-        seen[:, rows] = scores.detach().cpu()
+        dealt.weighed(loss).backward()
+        return loss.item(), scores.detach().cpu()
+
+    found = each_microbatch(scorer.policy, pairs, options.tokens_per_microbatch, read_lengths, accumulate)
+    total, seen = added_up(found, len(pairs))
     return total, PairScores(*seen)
+
+
+def added_up(
+    found: Sequence[tuple[Rows, tuple[float, Tensor]]], num_pairs: int
+) -> tuple[float, Float64[Tensor, "2 pair"]]:
+    """The losses of micro-batches in one, and both numbers of each pair in their order."""
+    total, seen = 0.0, torch.zeros(2, num_pairs, dtype=torch.float64)
+    for rows, (loss, both) in found:
+        total += loss
+        seen[:, rows] = both
+    return total, seen
 
 
 @torch.no_grad()
 def pair_scores(scorer: TextScorer, pairs: Sequence[Preference], tokens_per_microbatch: int) -> PairScores:
     """Scores of any number of pairs, on the CPU, without gradients."""
-    seen = torch.zeros(2, len(pairs), dtype=torch.float64)
-    padded = scorer.policy.forward.padded
-    for rows in pair_microbatches(pairs, tokens_per_microbatch, lengths=read_lengths, padded=padded):
-        some = [pairs[row] for row in rows]
+
+    def measured(dealt: Dealt[Rows]) -> tuple[float, Tensor]:
+        some = [pairs[row] for row in dealt.item]
         scores = scores_of_pairs(scorer, some)
         require_finite_scores(scores, some)
-        seen[:, rows] = scores.cpu()
-    return PairScores(*seen)
+        return 0.0, scores.cpu()
+
+    found = each_microbatch(scorer.policy, pairs, tokens_per_microbatch, read_lengths, measured)
+    return PairScores(*added_up(found, len(pairs))[1])
 
 
 def require_finite_scores(scores: Float64[Tensor, "2 pair"], pairs: Sequence[Preference]) -> None:
@@ -227,11 +258,11 @@ def predicting_lengths(pair: Preference) -> tuple[int, int]:
 
 @torch.no_grad()
 def logprobs_without_gradient(policy: Policy, pairs: Sequence[Preference], max_tokens: int) -> OfPairs:
-    found = torch.zeros(2, len(pairs), dtype=torch.float64)
-    for rows in pair_microbatches(pairs, max_tokens, lengths=predicting_lengths, padded=policy.forward.padded):
-        logprobs = pair_logprobs(policy, [pairs[row] for row in rows])
-        found[:, rows] = torch.stack(logprobs).cpu()
-    return OfPairs(found[0], found[1])
+    def computed(dealt: Dealt[Rows]) -> tuple[float, Tensor]:
+        return 0.0, torch.stack(pair_logprobs(policy, [pairs[row] for row in dealt.item])).cpu()
+
+    found = each_microbatch(policy, pairs, max_tokens, predicting_lengths, computed)
+    return OfPairs(*added_up(found, len(pairs))[1])
 
 
 def accumulate_pairs(
@@ -246,9 +277,9 @@ def accumulate_pairs(
     lengths = answer_lengths(pairs)
     weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
     weights = weights / weights.sum()
-    seen = torch.zeros(2, len(pairs), dtype=torch.float64)
-    total = 0.0
-    for rows in pair_microbatches(pairs, max_tokens, lengths=predicting_lengths, padded=policy.forward.padded):
+
+    def accumulate(dealt: Dealt[Rows]) -> tuple[float, Tensor]:
+        rows = dealt.item
         with gradients_in_place():
             logprobs = pair_logprobs(policy, [pairs[row] for row in rows])
         device = logprobs.chosen.device
@@ -264,9 +295,11 @@ def accumulate_pairs(
                 " lower dpo.learning_rate."
             )
         share = (weights[rows].to(device) * losses).sum()
-        share.backward()
-        total += share.item()
-        seen[:, rows] = torch.stack(logprobs).detach().cpu()
+        dealt.weighed(share).backward()
+        return share.item(), torch.stack(logprobs).detach().cpu()
+
+    found = each_microbatch(policy, pairs, max_tokens, predicting_lengths, accumulate)
+    total, seen = added_up(found, len(pairs))
     return total, MeasuredPairs.of(objective, OfPairs(seen[0], seen[1]), reference, lengths)
 
 

@@ -13,6 +13,7 @@ from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.generation.parity import gap_metrics
 from posttrain.models.policy import Policy
+from posttrain.ranks.group import joined
 from posttrain.runs.folder import interrupted_lines, saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.progress import Clock
@@ -110,10 +111,16 @@ def run_steps(config: Config, caller: CallerObjects, start: StartOptions) -> Run
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=start.accept_changes)
     else:
         inputs = replace(inputs, recipe=start.recipe)
-    with open_session(config, caller) as session:
-        session.trained.run.recipe = inputs.recipe
-        make_ready(session)
-        return (yield from train_session(session, inputs, start))
+    with joined(config.run.rank_timeout_seconds) as ranks:
+        if ranks.rank:
+            from posttrain.training.following import follow_rl
+
+            return follow_rl(config, caller, ranks)
+        with open_session(config, caller, ranks=ranks) as session:
+            session.trained.run.recipe = inputs.recipe
+            make_ready(session)
+            run = yield from train_session(session, inputs, start)
+        return ranks.finish(run)
 
 
 def make_ready(session: Session) -> None:
@@ -148,6 +155,7 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
         stop_early=stop_early,
         config=config,
         from_step=start.from_step,
+        ranks=session.policy.ranks,
         kept_from={"metrics.jsonl": 0, "scores.jsonl": 1, "rollouts": 1},
     )
     with Harness(folder, session.trained, options) as harness:

@@ -22,6 +22,7 @@ from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions, RewardSettings
+from posttrain.ranks.group import ONE_RANK, RankGroup
 from posttrain.rewards.grading.dispatch import require_rewarded_rows
 from posttrain.rewards.grading.function import RewardFunction, with_distinct_names
 from posttrain.rewards.grading.grade import require_enforceable
@@ -226,7 +227,9 @@ class Session:
         require_sound_rows(self)
 
 
-def open_session(config: Config, caller: CallerObjects = NO_CALLER, *, inference: bool = False) -> Session:
+def open_session(
+    config: Config, caller: CallerObjects = NO_CALLER, *, inference: bool = False, ranks: RankGroup = ONE_RANK
+) -> Session:
     """Load the model and make everything else that the caller does not bring; `inference` trains nothing."""
     require_training_by_reward(config)
     config = resolved_config(config, adapter=None if caller.policy is None else trains_adapter(caller.policy.model))
@@ -234,11 +237,15 @@ def open_session(config: Config, caller: CallerObjects = NO_CALLER, *, inference
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
         policy, name = policy_of_run(config.model, caller.policy, seed=config.run.seed, inference=inference)
+        policy = replace(policy, ranks=ranks)
         task = task_of(config, caller, policy)
-        engine, policy = engine_of(config, caller, task, policy)
+        longest = config.rollout.max_completion_tokens + longest_of(task)
+        with ranks.leading("open", longest):
+            engine, policy = engine_of(config, caller, policy, longest)
+            algorithm = caller.algorithm or build_algorithm(config.algorithm)
+            learner = learner_of(config, caller, policy, algorithm)
         rewards = rewards_of(config, caller, task, policy)
         resources = opened.enter_context(Resources(config.sandbox))
-        algorithm = caller.algorithm or build_algorithm(config.algorithm)
         collecting = CollectorSettings(
             rollout=config.rollout,
             grading=config.grading,
@@ -248,18 +255,6 @@ def open_session(config: Config, caller: CallerObjects = NO_CALLER, *, inference
             num_steps=config.run.num_steps,
             num_rows=task.num_rows,
         )
-        settings = LearnerSettings(
-            update=config.update,
-            max_completion_tokens=config.rollout.max_completion_tokens,
-            temperature=config.rollout.temperature,
-            seed=config.run.seed,
-            num_steps=config.run.num_steps,
-            refresh_reference_every=config.reference.refresh_every,
-            reference_path=config.reference.path,
-            template_options=config.model.template_options,
-            keep_token_columns=config.run.keep_token_columns,
-        )
-        learner = Learner(policy, algorithm, settings, own_optimizer=caller.optimizer)
         session = Session(
             config=config,
             caller=caller,
@@ -292,16 +287,40 @@ def trained_by_reward(learner: Learner) -> Trained[RunState]:
     return Trained(learner.policy, optimizer, RunState(), parts=[learner], updates_per_step=updates)
 
 
-def engine_of(config: Config, caller: CallerObjects, task: Task, policy: Policy) -> tuple[Engine, Policy]:
-    """The engine that samples: the caller's, the recipe's or ours; and the policy that agrees with it."""
+def learner_of(config: Config, caller: CallerObjects, policy: Policy, algorithm: Algorithm) -> Learner:
+    settings = LearnerSettings(
+        update=config.update,
+        max_completion_tokens=config.rollout.max_completion_tokens,
+        temperature=config.rollout.temperature,
+        seed=config.run.seed,
+        num_steps=config.run.num_steps,
+        refresh_reference_every=config.reference.refresh_every,
+        reference_path=config.reference.path,
+        template_options=config.model.template_options,
+        keep_token_columns=config.run.keep_token_columns,
+    )
+    return Learner(policy, algorithm, settings, own_optimizer=caller.optimizer)
+
+
+def longest_of(task: Task) -> int:
+    return max((len(prompt.tokens) for prompt in longest_prompts(task)), default=0)
+
+
+def engine_of(config: Config, caller: CallerObjects, policy: Policy, longest: int) -> tuple[Engine, Policy]:
+    """The engine that samples: the caller's, the recipe's or ours; and the policy that agrees with it.
+
+    `longest` is the most tokens of a prompt with its completion.  With several ranks each samples a share.
+    """
     if caller.engine is not None:
         return require_engine(caller.engine), policy
     if isinstance(config.engine, Mapping):
         return own_engine(config.engine, policy), policy
-    prompt_tokens = max((len(prompt.tokens) for prompt in longest_prompts(task)), default=0)
-    longest = config.rollout.max_completion_tokens + prompt_tokens
     tried = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
-    return cast(Engine, tried), tried.policy
+    if policy.ranks.size == 1:
+        return cast(Engine, tried), tried.policy
+    from posttrain.generation.rank_sampling import RankEngine, RankShare
+
+    return RankEngine(RankShare(tried, policy.ranks)), tried.policy
 
 
 def task_of(config: Config, caller: CallerObjects, policy: Policy) -> Task:

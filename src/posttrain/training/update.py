@@ -67,6 +67,8 @@ class Observations:
     """Numbers of the update's tokens, micro-batch by micro-batch, from which its report is made."""
 
     logprobs: list[Tensor] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    """Of each part that was differentiated."""
     clipped: list[Tensor] = field(default_factory=list)
     clips_completions: bool = False
     entropies: list[Tensor] = field(default_factory=list)
@@ -74,6 +76,22 @@ class Observations:
     """The critic's, if they are kept."""
     terms: dict[str, list[Tensor]] = field(default_factory=dict)
     """Values of the reported terms, by metric."""
+
+    @classmethod
+    def joined(cls, parts: Sequence["Observations"]) -> "Observations":
+        """Those of all micro-batches, in order."""
+        whole = cls(values=[] if any(part.values is not None for part in parts) else None)
+        for part in parts:
+            whole.logprobs += part.logprobs
+            whole.losses += part.losses
+            whole.clipped += part.clipped
+            whole.clips_completions |= part.clips_completions
+            whole.entropies += part.entropies
+            if whole.values is not None and part.values is not None:
+                whole.values += part.values
+            for name, values in part.terms.items():
+                whole.terms.setdefault(name, []).extend(values)
+        return whole
 
 
 def update(
@@ -94,13 +112,20 @@ def update(
     Raises RunError before the step, with weights unchanged, if the loss or the gradient is not finite.
     """
     optimizer.zero_grad(set_to_none=True)  # a failed update may have left some of its gradient
+    ranks, found = policy.ranks, []
+    split = batch.split(options.tokens_per_microbatch, padded=policy.forward.padded, ranks=ranks)
+    micro_batches = list(split)
+    for dealt in ranks.deal(micro_batches, Batch.num_read):
+        seen = Observations(values=[] if objective.keep_tokens else None)
+        for share in micro_losses(policy, dealt.item, objective, seen):
+            dealt.weighed(share).backward()
+            seen.losses.append(share.item())
+        found.append((dealt, seen))
+    ranks.sum_gradients([parameter for group in optimizer.param_groups for parameter in group["params"]])
+    observed = Observations.joined(ranks.in_order(found))
     total = 0.0
-    observed = Observations(values=[] if objective.keep_tokens else None)
-    micro_batches = list(batch.split(options.tokens_per_microbatch, padded=policy.forward.padded))
-    for micro in micro_batches:
-        for share in micro_losses(policy, micro, objective, observed):
-            share.backward()
-            total += share.item()
+    for loss in observed.losses:
+        total += loss
     totals = token_totals(micro_batches, observed)
     largest = math.inf if objective.largest_kl is None else objective.largest_kl
     taken = totals["sums"]["kl_behaviour"] <= largest * totals["num_tokens"]
@@ -313,8 +338,10 @@ def group_logprobs(
     teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None,
 ) -> Float64[Tensor, " token"]:
     """log π of every sampled token of the groups in order, in nats; behind `teacher_prompts` if they are given."""
-    parts: list[Tensor] = []
+
+    def logprobs(micro: Batch) -> Tensor:
+        return policy.completion_logprobs(micro, temperature=temperature).double().cpu()
+
     batch = completions_of(groups, teacher_prompts).behind_teacher_prompts
-    for micro in batch.split(max_tokens, padded=policy.forward.padded):
-        parts.append(policy.completion_logprobs(micro, temperature=temperature).double().cpu())
-    return torch.cat(parts)
+    micro_batches = list(batch.split(max_tokens, padded=policy.forward.padded, ranks=policy.ranks))
+    return torch.cat(policy.ranks.each(micro_batches, Batch.num_read, logprobs))

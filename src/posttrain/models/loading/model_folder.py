@@ -58,8 +58,10 @@ def load_beside(policy: Policy, path: str, *, option: str, inference: bool = Tru
     options = ModelOptions(path=path, device="cuda" if policy.device.type == "cuda" else "cpu")
     try:
         if inference:
-            return load_policy(options, inference=True)
-        return load_policy_to_train(options, saves_whole=True, may_adapt=False)
+            loaded = load_policy(options, inference=True)
+        else:
+            loaded = load_policy_to_train(options, saves_whole=True, may_adapt=False)
+        return replace(loaded, ranks=policy.ranks)
     except UserError as error:  # which names `model.path`
         raise UserError(str(error).replace("model.path = ", f"{option} = ")) from error
 

@@ -67,16 +67,19 @@ def accumulate_examples(
     With `measure_entropy` also the mean entropy and the share of tokens that are the likeliest.
     """
     count = sum(example.num_sampled for example in examples)
-    sums: dict[str, float] = {}
-    total = 0.0
-    for micro in microbatches(examples, tokens_per_microbatch, padded=policy.forward.padded):
+    found = []
+    for dealt in policy.ranks.deal(dealt_out(policy, examples, tokens_per_microbatch), inputs_of_examples):
         with gradients_in_place():
-            parts = learned_tokens(policy, micro, statistics=measure_entropy)
+            parts = learned_tokens(policy, dealt.item, statistics=measure_entropy)
             assert parts.logprobs is not None
             loss = -parts.logprobs.sum() / count
-        loss.backward()
-        total += loss.item()
-        for name, value in statistics_of(parts).items():
+        dealt.weighed(loss).backward()
+        found.append((dealt, (loss.item(), statistics_of(parts))))
+    sums: dict[str, float] = {}
+    total = 0.0
+    for share, statistics in policy.ranks.in_order(found):
+        total += share
+        for name, value in statistics.items():
             sums[name] = sums.get(name, 0.0) + value
     return {"loss": total, **{name: value / count for name, value in sums.items()}}
 
@@ -93,19 +96,22 @@ def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microb
 
     The loss is in nats per token; `loss_low` and `loss_high` are its 95% bootstrap interval over examples.
     """
-    losses: list[float] = []
-    counts: list[int] = []
-    total, right, entropy = 0.0, 0.0, 0.0
-    for micro in microbatches(examples, tokens_per_microbatch, padded=policy.forward.padded):
+
+    def measured(micro: Sequence[Example]) -> tuple[float, list[float], dict[str, float]]:
         parts = learned_tokens(policy, micro, statistics=True)
         assert parts.logprobs is not None
         found = -parts.logprobs.double()
-        total += found.sum().item()
-        sums = statistics_of(parts)
+        by_example = [part.sum().item() for part in found.split([example.num_sampled for example in micro])]
+        return found.sum().item(), by_example, statistics_of(parts)
+
+    micro_batches = dealt_out(policy, examples, tokens_per_microbatch)
+    counts = [example.num_sampled for micro in micro_batches for example in micro]
+    losses: list[float] = []
+    total, right, entropy = 0.0, 0.0, 0.0
+    for share, by_example, sums in policy.ranks.each(micro_batches, inputs_of_examples, measured):
+        total += share
         right, entropy = right + sums["mean_token_accuracy"], entropy + sums["entropy"]
-        sizes = [example.num_sampled for example in micro]
-        losses += [part.sum().item() for part in found.split(sizes)]
-        counts += sizes
+        losses += by_example
     summed, tokens = np.asarray(losses), np.asarray(counts)
     draws = np.random.default_rng(0).integers(len(summed), size=(RESAMPLES, len(summed)))
     low, high = np.percentile(summed[draws].sum(axis=1) / tokens[draws].sum(axis=1), [2.5, 97.5])
@@ -116,6 +122,16 @@ def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microb
         "mean_token_accuracy": right / sum(counts),
         "entropy": entropy / sum(counts),
     }
+
+
+def inputs_of_examples(examples: Sequence[Example]) -> int:
+    return sum(example.num_inputs for example in examples)
+
+
+def dealt_out(policy: Policy, examples: Sequence[Example], max_tokens: int) -> list[list[Example]]:
+    """The micro-batches of a pass, small enough that each rank gets some."""
+    budget = policy.ranks.budget(inputs_of_examples(examples), max_tokens)
+    return [*microbatches(examples, budget, padded=policy.forward.padded)]
 
 
 def microbatches(examples: Sequence[Example], max_tokens: int, *, padded: bool = False) -> Iterator[list[Example]]:

@@ -1,0 +1,121 @@
+"""The ranks other than 0: they do what rank 0 calls, each with its share of the tokens.
+
+rank 0                                          every other rank
+learner.credit(collected)  ── "credit" ──→      the same on the same groups; passes over tokens are shared
+learner.learn(batches, …)  ── "learn" ───→      its own batches, which must equal those of rank 0; gradients are summed
+engine.open, put, take     ── "sample" ──→      its share of the continuations
+harness.save, resume       ── "save", "restore" →
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from posttrain.algorithms.table import build_algorithm
+from posttrain.config import Config
+from posttrain.config.reading import resolved_config
+from posttrain.generation.rank_sampling import RankEngine, RankShare
+from posttrain.generation.request import Continuation, Request
+from posttrain.models.adapters.in_force import trains_adapter
+from posttrain.models.loading.new_model import policy_of_run
+from posttrain.ranks.group import RankGroup
+from posttrain.runs import checkpoint
+from posttrain.runs.checkpoint import ThreadClaim, claim_threads
+from posttrain.runs.harness import TrainedState
+from posttrain.runs.interruption import interruptible
+from posttrain.runs.progress import Clock
+from posttrain.runs.reports import Run
+from posttrain.training.collector import CollectedStep
+from posttrain.training.credited_step import CreditedStep
+from posttrain.training.learner import Learner, fit_critic
+from posttrain.training.session import CallerObjects, engine_of, learner_of, trained_by_reward
+
+
+class Follower:
+    """What every kind of run does on the other ranks; rank 0 calls the methods by name."""
+
+    trained: TrainedState
+
+    def __init__(self, threads: ThreadClaim) -> None:
+        self.threads = threads
+
+    def restore(self, path: Path) -> None:
+        """From a checkpoint, which every rank reads."""
+        saved = checkpoint.load_checkpoint(path)
+        checkpoint.restore_threads(saved, self.threads)
+        self.trained.restore(saved)
+
+
+def follow(follower: Follower, ranks: RankGroup, folder: str) -> Run:
+    """Do what rank 0 calls until it ends the run.  A signal is passed on to it at the next step."""
+    with interruptible() as interruption, follower.threads:
+        while True:
+            call, given = ranks.next_call()
+            if call == "end":
+                return cast("Run | None", given[0]) or Run(folder=Path(folder), summary={}, interrupted=True)
+            ranks.asked = interruption.reason if interruption else ""
+            method: Callable[..., object] = getattr(follower, call)
+            method(*given)
+
+
+class RlFollower(Follower):
+    """Training by reward: policy, engine and learner, without task, rewards and folder."""
+
+    engine: RankShare | None = None
+    learner: Learner
+    credited: CreditedStep
+
+    def __init__(self, config: Config, caller: CallerObjects, ranks: RankGroup) -> None:
+        own = caller.policy
+        self.config = resolved_config(config, adapter=None if own is None else trains_adapter(own.model))
+        super().__init__(claim_threads(self.config.run.threads))
+        policy, _ = policy_of_run(self.config.model, own, seed=self.config.run.seed)
+        self.caller, self.policy = caller, replace(policy, ranks=ranks)
+
+    def open(self, longest: int) -> None:
+        engine, policy = engine_of(self.config, self.caller, self.policy, longest)
+        self.engine = engine.share if isinstance(engine, RankEngine) else None
+        algorithm = self.caller.algorithm or build_algorithm(self.config.algorithm)
+        self.learner = learner_of(self.config, self.caller, policy, algorithm)
+        self.trained = trained_by_reward(self.learner)
+
+    @property
+    def share(self) -> RankShare:
+        assert self.engine is not None, "rank 0 has the same engine"
+        return self.engine
+
+    def load_version(self, version: int) -> None:
+        self.share.load_version(self.learner.weights(), version)
+
+    def open_sampling(self, request: Request) -> None:
+        self.share.open_sampling(request)
+
+    def sample(self, shares: list[list[Continuation]]) -> None:
+        self.share.sample(shares)
+
+    def sampled(self) -> None:
+        self.share.sampled()
+
+    def close_sampling(self) -> None:
+        self.share.close_sampling()
+
+    def credit(self, collected: CollectedStep) -> None:
+        self.credited = self.learner.credit(collected, Clock())
+
+    def undropped_gaps(self) -> None:
+        self.learner.undropped_gaps(self.credited.groups)
+
+    def learn(self, step: int) -> None:
+        self.learner.remember(self.credited)
+        self.learner.learn(self.learner.batches(self.credited, Clock()), step, Clock())
+
+    def fit_critic(self, collected: CollectedStep) -> None:
+        fit_critic(self.learner, collected, Clock())
+
+    def load_optimizer_state(self, run: str) -> None:
+        self.learner.load_optimizer_state(run)
+
+
+def follow_rl(config: Config, caller: CallerObjects, ranks: RankGroup) -> Run:
+    return follow(RlFollower(config, caller, ranks), ranks, config.run.folder)
