@@ -32,7 +32,7 @@ LAYERS = [
     {"models", "algorithms"},
     {"sandbox", "batch"},
     {"options"},  # plain settings, read without torch
-    {"records", "binding", "needs"},
+    {"records", "binding", "needs", "ranks"},
     {"schemas", "known_code"},
     {"errors"},
 ]

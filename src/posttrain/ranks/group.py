@@ -59,8 +59,8 @@ class RankGroup:
         """The values of all ranks, in their order, on all ranks."""
         return [value]
 
-    def agree(self, what: str, digest: str) -> None:
-        """Raise RunError if a digest differs between ranks; learns of signals that other ranks got."""
+    def agree(self, what: str, digest: Callable[[], str]) -> None:
+        """Raise RunError if a digest differs between ranks; learn of signals that other ranks got."""
 
     def sum_gradients(self, parameters: "Sequence[nn.Parameter]") -> None:
         """Add up the gradients of all ranks; sharded ones are summed by the backward pass."""

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.tensor import DTensor
 
 from posttrain.errors import RunError, ToldElsewhere, UserError
@@ -28,6 +29,7 @@ TOLD_WITHIN_SECONDS = 2.0
 """How long a rank whose connection broke waits for the message of the one that failed."""
 OF_THE_GROUP = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Timed out waiting")
 """Texts in the errors of collectives."""
+ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 JOINED = count()
 """Groups of this process so far: each has keys of its own in the store."""
 
@@ -35,13 +37,18 @@ JOINED = count()
 class RankProcesses(RankGroup):
     """Ranks that are processes, each with an equal copy or a shard of the weights."""
 
-    def __init__(self, rank: int, size: int, store: dist.Store, job: dist.Store, *, timeout_seconds: float) -> None:
-        """`store` is this attempt's; `job` outlives a restart."""
-        self.rank, self.size, self.store, self.job = rank, size, store, job
-        self.timeout_seconds = timeout_seconds
+    def __init__(self, rank: int, size: int, server: TCPStore, *, timeout_seconds: float) -> None:
+        self.rank, self.size, self.timeout_seconds = rank, size, timeout_seconds
+        self.number = next(JOINED)
+        self.job, self.store = self.keys(server)
         self._calls, self._inside = 0, False
         self._alive, self._alive_since = b"", time.monotonic()
-        store.set(f"process/{rank}", f"{socket.gethostname()} {os.getpid()}")
+        self.store.set(f"process/{rank}", f"{socket.gethostname()} {os.getpid()}")
+
+    def keys(self, server: TCPStore) -> tuple[Store, Store]:
+        """The keys of this job, and of this attempt under torchrun: those of a dead one hold stale addresses."""
+        job = PrefixStore(f"posttrain {self.number}", server)
+        return job, PrefixStore(f"attempt {os.environ.get(ATTEMPT, '0')}", job)
 
     @contextmanager
     def leading(self, call: str, *given: object) -> Iterator[None]:
@@ -85,8 +92,8 @@ class RankProcesses(RankGroup):
         dist.all_gather_object(boxes, value)
         return boxes
 
-    def agree(self, what: str, digest: str) -> None:
-        found = self.gathered((digest, self.asked))
+    def agree(self, what: str, digest: Callable[[], str]) -> None:
+        found = self.gathered((digest(), self.asked))
         others = [rank for rank, (each, _) in enumerate(found) if each != found[0][0]]
         if others:
             raise RunError(
@@ -176,7 +183,7 @@ class RankProcesses(RankGroup):
         return found
 
     def has_begun(self) -> bool:
-        return self.job.check(["begun"])
+        return bool(self.job.check(["begun"]))
 
     def begins(self) -> None:
         self.job.set("begun", "yes")
@@ -225,33 +232,34 @@ def joined_processes(timeout_seconds: float) -> Iterator[RankProcesses]:
             dist.destroy_process_group()
 
 
-ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
-LAST_STORE: list[dist.Store] = []
-"""Held as long as the process: rank 0 may be the host of the store, which others still read."""
+SERVER: list[TCPStore] = []
+"""Held as long as the process: where rank 0 is the host of the store, others read it until they end."""
 
 
 def joined_group(rank: int, size: int, timeout_seconds: float) -> RankProcesses:
-    """The group's store.  Each attempt under torchrun has keys of its own: those of a dead one hold stale addresses."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    is_host = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    if not LAST_STORE:
-        wait = timedelta(seconds=timeout_seconds)
-        LAST_STORE.append(dist.TCPStore(address, port, size, is_host, timeout=wait, wait_for_workers=False))
-    job = dist.PrefixStore(f"posttrain/{next(JOINED)}", LAST_STORE[0])
-    store = dist.PrefixStore(f"attempt {os.environ.get(ATTEMPT, '0')}", job)
+    """The group, whose ranks know each other's keys and are not connected yet."""
+    if not SERVER:
+        SERVER.append(connection(rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"))
+    ranks = RankProcesses(rank, size, SERVER[0], timeout_seconds=timeout_seconds)
     if rank == 0:
-        store.set("alive", "0")
-    return RankProcesses(rank, size, store, job, timeout_seconds=timeout_seconds)
+        ranks.store.set("alive", "0")
+    return ranks
+
+
+def connection(is_host: bool = False) -> TCPStore:
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(address, port, is_master=is_host, wait_for_workers=False)
 
 
 def start_group(ranks: RankProcesses) -> None:
+    """Connect the ranks: by gloo, and on GPUs by NCCL."""
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore("group", ranks.store),
+        store=PrefixStore("group", ranks.store),
         rank=ranks.rank,
         world_size=ranks.size,
         timeout=timedelta(seconds=ranks.timeout_seconds),
@@ -261,7 +269,7 @@ def start_group(ranks: RankProcesses) -> None:
 def show_life(ranks: RankProcesses, ended: threading.Event) -> None:
     """Say every few seconds that rank 0 is alive, over a connection of its own."""
     try:
-        store = ranks.store.clone()
+        _, store = ranks.keys(connection())
         for number in count(1):
             store.set("alive", str(number))
             if ended.wait(min(5.0, ranks.timeout_seconds / 4)):

@@ -300,6 +300,7 @@ def value_columns(models: StepModels, groups: Sequence[Group], _: TeacherPrompts
 
 @torch.no_grad()
 def entropies(models: StepModels, groups: Sequence[Group], _: TeacherPrompts) -> Mapping[str, Tensor]:
+    """The policy's entropy at each sampled token, in nats."""
     forward = models.policy.forward
     asked = ForwardNeeds(logprobs=False, temperature=models.temperature, gradient=False, entropies=True)
 

@@ -1,5 +1,6 @@
 """The loop of `posttrain sft`, `reward-model` and `dpo`: a batch of rows or pairs, its gradient, an optimiser step."""
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -8,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,6 +22,7 @@ from posttrain.models.memory.memory_plan import MemoryPlan
 from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions, NewModelOptions
+from posttrain.ranks.group import ONE_RANK, RankGroup, joined
 from posttrain.records import Example, Preference
 from posttrain.runs.checkpoint import claim_threads
 from posttrain.runs.curves import draw_curves
@@ -43,20 +45,50 @@ SHOWN_CHARACTERS = 400
 """Of each part of a row or a pair."""
 LEARNED = "⟪", "⟫"
 Kind = TypeVar("Kind", bound=FitConfig)
-Opened = Callable[[Kind], AbstractContextManager[FitSession[Item]]]
-"""Loads the model and reads rows or pairs."""
+KindToRead = TypeVar("KindToRead", bound=FitConfig, contravariant=True)
+Follows = Callable[[RankGroup], Run]
+"""What the other ranks do in place of the run."""
+
+
+class Opened(Protocol[KindToRead, Item]):
+    """Loads the model and reads rows or pairs."""
+
+    def __call__(
+        self, config: KindToRead, *, ranks: RankGroup = ONE_RANK
+    ) -> AbstractContextManager[FitSession[Item]]: ...
 
 
 def run_fit(
-    config: Kind, inputs: RunInputs, start: StartOptions, opened: Opened[Kind, Item], policy: Policy | None
+    config: Kind,
+    inputs: RunInputs,
+    start: StartOptions,
+    opened: Opened[Kind, Item],
+    policy: Policy | None,
+    follows: Follows | None = None,
 ) -> Run:
-    """A run from its folder to its summary, of a caller's policy or of the recipe's model."""
+    """A run from its folder to its summary, of a caller's policy or of the recipe's model.
+
+    Other ranks open the same, unless `follows` says what they do.
+    """
     require_trackers(config.run.report_to, config.tracker)
+    resolved = resolved_config(config, adapter=None if policy is None else trains_adapter(policy.model))
+    with joined(config.run.rank_timeout_seconds) as ranks:
+        if not ranks.rank:
+            return ranks.finish(lead_fit(resolved, inputs, start, opened, ranks))
+        if follows is not None:
+            return follows(ranks)
+        from posttrain.training.following import FitFollower, follow
+
+        with claim_threads(resolved.run.threads) as threads, opened(resolved, ranks=ranks) as session:
+            return follow(FitFollower(session, threads), ranks, resolved.run.folder)
+
+
+def lead_fit(config: Kind, inputs: RunInputs, start: StartOptions, opened: Opened[Kind, Item], ranks: RankGroup) -> Run:
+    """The run of the first rank, or of the only one."""
     path = Path(config.run.folder)
     if start.resume:
         inputs = require_same_inputs(path, inputs, accept_changes=start.accept_changes)
-    config = resolved_config(config, adapter=None if policy is None else trains_adapter(policy.model))
-    with claim_threads(config.run.threads) as threads, opened(config) as session:
+    with claim_threads(config.run.threads) as threads, opened(config, ranks=ranks) as session:
         if start.resume:
             folder = RunFolder.resume(path)
         else:
@@ -78,6 +110,7 @@ def harness_options(session: FitSession[Item], start: StartOptions) -> HarnessOp
         score=session.objective.score,
         config=session.config,
         from_step=start.from_step,
+        ranks=session.trained.policy.ranks,
         kept_from={"metrics.jsonl": 1},
     )
 
@@ -118,16 +151,24 @@ def take_step(session: FitSession[Item], harness: Harness, step: int) -> StepRep
 
 def learn(session: FitSession[Item], step: int) -> tuple[Sequence[Item], dict[str, float]]:
     """Take one optimiser step on the next batch unless it is empty; returns the batch and its metrics."""
+    with session.trained.policy.ranks.leading("learn", step):
+        return learn_here(session, step)
+
+
+def learn_here(session: FitSession[Item], step: int) -> tuple[Sequence[Item], dict[str, float]]:
+    """This rank's share of that."""
     objective, trained, options = session.objective, session.trained, session.objective.options
     run = trained.run
     run.step = step
     rate = next_rate(options, trained.own_optimizer, step - 1, session.num_steps)
-    batch = session.source.batch(run.first, options)
+    batch, ranks = session.source.batch(run.first, options), trained.policy.ranks
+    ranks.agree("the rows or pairs", lambda: hashlib.sha256(repr(batch).encode()).hexdigest())
     if not batch:
         return batch, {**objective.counted(batch), "learning_rate": rate}
     trained.optimizer.zero_grad(set_to_none=True)
     with adapter_dropout(trained.policy.model, session.config.run.seed, step):
         metrics = objective.accumulate(batch)
+    ranks.sum_gradients([parameter for group in trained.optimizer.param_groups for parameter in group["params"]])
     grad_norm = math.hypot(*apply_gradients(trained.optimizer, rate, options.max_grad_norm).values())
     if not math.isfinite(grad_norm):
         remedy = f"No step was taken.  Start again with a lower {options.section}.learning_rate."

@@ -73,6 +73,12 @@ class FitObjective(Generic[Item]):
     def begin(self, harness: Harness) -> None:
         """Prepare for the first update of a new run."""
 
+    def keep_reference(self) -> None:
+        """Compute what is kept of the reference, if there is one."""
+
+    def scored(self) -> object:
+        """Measure held-out pairs once more, to save their scores."""
+
     def before_step(self, step: int, harness: Harness) -> StepReport:
         return StepReport(step=step, metrics={})
 
@@ -96,7 +102,8 @@ class FitObjective(Generic[Item]):
         if not self.held_out:
             return {}
         with harness.clock("evaluate"):
-            metrics, results = self.measured()
+            with self.policy.ranks.leading("measured"):
+                metrics, results = self.measured()
             harness.evaluated(EvaluationReport(step=self.run.step, results=metrics))
         self.run.saw_evaluation(results)
         return metrics

@@ -10,7 +10,7 @@ harness.save, resume       ── "save", "restore" →
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.config import Config
@@ -28,6 +28,8 @@ from posttrain.runs.progress import Clock
 from posttrain.runs.reports import Run
 from posttrain.training.collector import CollectedStep
 from posttrain.training.credited_step import CreditedStep
+from posttrain.training.fit import learn
+from posttrain.training.fit_session import FitSession
 from posttrain.training.learner import Learner, fit_critic
 from posttrain.training.session import CallerObjects, engine_of, learner_of, trained_by_reward
 
@@ -115,6 +117,28 @@ class RlFollower(Follower):
 
     def load_optimizer_state(self, run: str) -> None:
         self.learner.load_optimizer_state(run)
+
+
+class FitFollower(Follower):
+    """Training on rows or pairs, which every rank reads."""
+
+    session: FitSession[Any]
+
+    def __init__(self, session: FitSession[Any], threads: ThreadClaim) -> None:
+        super().__init__(threads)
+        self.session, self.trained = session, session.trained
+
+    def keep_reference(self) -> None:
+        self.session.objective.keep_reference()
+
+    def learn(self, step: int) -> None:
+        learn(self.session, step)
+
+    def measured(self) -> None:
+        self.session.objective.measured()
+
+    def scored(self) -> None:
+        self.session.objective.scored()
 
 
 def follow_rl(config: Config, caller: CallerObjects, ranks: RankGroup) -> Run:

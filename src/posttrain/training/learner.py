@@ -138,7 +138,7 @@ class Learner:
     def learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
         """Take one update on each batch that is not empty.  Once the KL limit is exceeded, skip the remaining ones."""
         with self.policy.ranks.leading("learn", step):
-            self.policy.ranks.agree("the batches", digest_of(batches))
+            self.policy.ranks.agree("the batches", lambda: digest_of(batches))
             return self._learn(batches, step, clock)
 
     def _learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:

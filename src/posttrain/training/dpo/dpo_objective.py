@@ -99,7 +99,7 @@ class DpoObjective(FitObjective[Preference]):
         self.loss = pair_objective(self.options)
 
     def begin(self, harness: Harness) -> None:
-        with harness.clock("reference"):
+        with harness.clock("reference"), self.policy.ranks.leading("keep_reference"):
             self.keep_reference()
 
     def keep_reference(self) -> None:

@@ -18,6 +18,7 @@ from posttrain.errors import UserError
 from posttrain.models.loading.new_model import policy_of_run
 from posttrain.models.policy import Policy
 from posttrain.options.pairs import DpoOptions
+from posttrain.ranks.group import ONE_RANK, RankGroup
 from posttrain.records import Grades, Group, Preference, Prompt, TokenSequence
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.harness import Harness
@@ -135,18 +136,14 @@ def pairs_from(tensors: Tensors, places: Sequence[str]) -> list[Preference]:
     ]
 
 
-class RoundPairs(DpoObjective):
-    """Source and objective of rounds: the pairs of the current one."""
+class LearnedRounds(DpoObjective):
+    """Source and objective of rounds, as far as every rank needs them: the pairs of the current one."""
 
-    measures_at_end = True
-    title = "held-out"
-
-    def __init__(self, config: DpoConfig, session: Session, reference: Reference | None = None) -> None:
+    def __init__(
+        self, config: DpoConfig, policy: Policy, *, model_name: str = "", reference: Reference | None = None
+    ) -> None:
         none = PreferenceSet(seed=config.run.seed, training=[], held_out=[])
-        super().__init__(config, session.policy, none, model_name=session.model_name, reference=reference)
-        self.session = session
-        self.transcripts: list[list[str]] = []
-        """[prompt, completion] of some problems, of the last full evaluation."""
+        super().__init__(config, policy, none, model_name=model_name, reference=reference)
 
     def batch(self, first: int, options: DpoOptions) -> list[Preference]:
         return self.pairs.batch(first, options)
@@ -156,6 +153,39 @@ class RoundPairs(DpoObjective):
 
     def begin(self, harness: Harness) -> None:
         """Each round begins by itself."""
+
+    def begin_round(self, number: int, pairs: Sequence[Preference]) -> None:
+        """Learn these pairs next; on all ranks, which share the passes of the reference."""
+        with self.policy.ranks.leading("begin_round", number, pairs):
+            self.pairs = replace(self.pairs, training=pairs, order=order_of(number))
+            self.run.round, self.run.next_pair, self.run.places = number, 0, [pair.where for pair in pairs]
+            if self.options.refresh_reference and number > 1:
+                self.reference.refresh()
+            self.reference.begin("training", pairs)
+
+    def described(self) -> Sequence[str]:
+        return []
+
+    def tensors(self) -> Mapping[str, Tensors]:
+        return {**super().tensors(), "pairs": pair_tensors(self.pairs.training)}
+
+    def restore(self, saved: Checkpoint) -> None:
+        super().restore(saved)
+        pairs = pairs_from(saved.tensors["pairs"], self.run.places)
+        self.pairs = replace(self.pairs, training=pairs, order=order_of(self.run.round))
+
+
+class RoundPairs(LearnedRounds):
+    """The same with the session that samples and judges."""
+
+    measures_at_end = True
+    title = "held-out"
+
+    def __init__(self, config: DpoConfig, session: Session, reference: Reference | None = None) -> None:
+        super().__init__(config, session.policy, model_name=session.model_name, reference=reference)
+        self.session = session
+        self.transcripts: list[list[str]] = []
+        """[prompt, completion] of some problems, of the last full evaluation."""
 
     def before_step(self, step: int, harness: Harness) -> StepReport:
         """Sample, judge and pair, where the step is the first of a round."""
@@ -182,13 +212,6 @@ class RoundPairs(DpoObjective):
             grades=sampled.grades,
             advantages=sampled.sides,
         )
-
-    def begin_round(self, number: int, pairs: Sequence[Preference]) -> None:
-        self.pairs = replace(self.pairs, training=pairs, order=order_of(number))
-        self.run.round, self.run.next_pair, self.run.places = number, 0, [pair.where for pair in pairs]
-        if self.options.refresh_reference and number > 1:
-            self.reference.refresh()
-        self.reference.begin("training", pairs)
 
     def sampled(self, number: int, journal: Journal, clock: Clock) -> SampledRound:
         """Sample a round from the current policy, score it, and make pairs."""
@@ -218,14 +241,6 @@ class RoundPairs(DpoObjective):
     @property
     def num_held_out(self) -> int:
         return len(self.session.questions().prompts)
-
-    def tensors(self) -> Mapping[str, Tensors]:
-        return {**super().tensors(), "pairs": pair_tensors(self.pairs.training)}
-
-    def restore(self, saved: Checkpoint) -> None:
-        super().restore(saved)
-        pairs = pairs_from(saved.tensors["pairs"], self.run.places)
-        self.pairs = replace(self.pairs, training=pairs, order=order_of(self.run.round))
 
     def rehearse(self) -> list[str]:
         began = perf_counter()
@@ -299,7 +314,14 @@ def train_dpo(
     weighed = [policy_input(each, name=name, weighed=True) for name, each in given.items()]
     inputs = replace(inputs, objects={**inputs.objects, **weighed[0], **weighed[1]})
     compared = UncopiedPolicy(reference) if isinstance(reference, Policy) else reference
-    return run_fit(config, inputs, start, partial(open_dpo, caller=caller, reference=compared), policy)
+    opened = partial(open_dpo, caller=caller, reference=compared)
+
+    def follows(ranks: RankGroup) -> Run:
+        from posttrain.training.dpo.round_follower import follow_rounds
+
+        return follow_rounds(config, caller, compared, ranks)
+
+    return run_fit(config, inputs, start, opened, policy, follows if config.dpo.rounds else None)
 
 
 def show_dpo_plan(config: DpoConfig) -> None:
@@ -308,16 +330,21 @@ def show_dpo_plan(config: DpoConfig) -> None:
 
 @contextmanager
 def open_dpo(
-    config: DpoConfig, caller: CallerObjects = NO_CALLER, reference: Reference | None = None
+    config: DpoConfig,
+    caller: CallerObjects = NO_CALLER,
+    reference: Reference | None = None,
+    *,
+    ranks: RankGroup = ONE_RANK,
 ) -> Iterator[FitSession[Preference]]:
     """Load the model, and read all pairs or open the session that samples and scores them."""
     if config.dpo.rounds:
-        with open_session(config.sampling_half(), caller) as session:
+        with open_session(config.sampling_half(), caller, ranks=ranks) as session:
             session.require_prompts_and_rows()
             rounds = RoundPairs(config, session, reference)
             yield FitSession(config, session.model_name, rounds, rounds, own_optimizer=caller.optimizer)
         return
     policy, name = policy_of_run(config.model, caller.policy, seed=config.run.seed)
+    policy = replace(policy, ranks=ranks)
     pairs = pairs_of_rows(config, config.dpo, policy, GivenRows(rows=caller.rows, held_out=caller.held_out_rows))
     objective = DpoObjective(config, policy, pairs, model_name=name, reference=reference)
     fitted = FitSession(config, name, pairs, objective, own_optimizer=caller.optimizer)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -19,6 +19,7 @@ from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 from posttrain.models.policy import Policy
 from posttrain.options.pairs import RewardTrainingOptions
+from posttrain.ranks.group import ONE_RANK, RankGroup
 from posttrain.records import Preference
 from posttrain.runs.files import writing
 from posttrain.runs.folder import shown
@@ -98,7 +99,8 @@ class RewardModelObjective(FitObjective[Preference]):
         return sum(len(pair.prompt.tokens) + len(answer) for pair in batch for answer in read_answers(pair))
 
     def scored(self) -> tuple[calibration.HeldOutPairs, PairScores]:
-        scores = pair_scores(self.scorer, self.held_out, self.options.tokens_per_microbatch)
+        with self.policy.ranks.leading("scored"):
+            scores = pair_scores(self.scorer, self.held_out, self.options.tokens_per_microbatch)
         return calibration.held_out_pairs(scores, self.held_out, self.options.calibration_bins), scores
 
     def measured(self) -> tuple[dict[str, float], Mapping[str, object]]:
@@ -215,10 +217,13 @@ def open_reward_model(
     given: GivenRows = NO_ROWS_GIVEN,
     head: ScoreHead | None = None,
     optimizer: OwnOptimizer | None = None,
+    *,
+    ranks: RankGroup = ONE_RANK,
 ) -> AbstractContextManager[FitSession[Preference]]:
     """Load the body, put a head over it, and read all pairs."""
     seed = config.run.seed
     policy, name = policy_of_run(config.model, policy, seed=seed, saves_whole=True)
+    policy = replace(policy, ranks=ranks)
     require_classifier(policy)
     pairs = pairs_of_rows(config, config.reward_model, policy, given)
     scorer = new_scorer(policy, seed=seed) if head is None else TextScorer(policy, head)

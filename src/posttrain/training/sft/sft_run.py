@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, cast
@@ -24,6 +24,7 @@ from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions, run_model
 from posttrain.options.training import SftOptions
+from posttrain.ranks.group import ONE_RANK, RankGroup
 from posttrain.records import Example
 from posttrain.runs.folder import shown
 from posttrain.runs.intervals import RESAMPLES
@@ -250,9 +251,12 @@ def open_sft(
     policy: Policy | None = None,
     given: GivenRows = NO_ROWS_GIVEN,
     optimizer: OwnOptimizer | None = None,
+    *,
+    ranks: RankGroup = ONE_RANK,
 ) -> AbstractContextManager[FitSession[Example]]:
     """Load or make the model, and read all rows."""
     policy, name = policy_of_run(config.model, policy, seed=config.run.seed)
+    policy = replace(policy, ranks=ranks)
     source = example_source(config, policy, given)
     objective = SftObjective(config, policy, source.held_out(config.sft))
     return nullcontext(FitSession(config, name, source, objective, own_optimizer=optimizer))
