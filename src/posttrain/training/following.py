@@ -71,7 +71,7 @@ class RlFollower(Follower):
     def __init__(self, config: Config, caller: CallerObjects, ranks: RankGroup) -> None:
         own = caller.policy
         self.config = resolved_config(config, adapter=None if own is None else trains_adapter(own.model))
-        super().__init__(claim_threads(self.config.run.threads))
+        Follower.__init__(self, claim_threads(self.config.run.threads))
         policy, _ = policy_of_run(self.config.model, own, seed=self.config.run.seed)
         self.caller, self.policy = caller, replace(policy, ranks=ranks)
 
