@@ -13,6 +13,7 @@ from posttrain.commands.start_ranks import run_ranks, starts_ranks
 from posttrain.config import Config, DpoConfig, IrlConfig, RewardModelConfig, SftConfig, TrainingConfig
 from posttrain.errors import UserError
 from posttrain.options.bounds import NonNegativeInt
+from posttrain.ranks.group import leads
 from posttrain.runs.interruption import stopped_with_a_word, what_is_kept
 
 
@@ -114,7 +115,7 @@ def run_training(command: str, arguments: Sequence[str]) -> int:
             return 0
         start = {"from_step": switches.from_step, "accept_changes": switches.accept_changes}
         run = getattr(functions, train)(config, resume=bool(folder), **start, **more)
-        return INTERRUPTED if run.interrupted else 0
+        return INTERRUPTED if run.interrupted and leads() else 0
 
 
 rl, sft, reward_model, dpo = (partial(run_training, command) for command in TRAINS)

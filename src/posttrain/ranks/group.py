@@ -131,6 +131,16 @@ def num_ranks() -> int:
     return int(count) if count.isdecimal() and "MASTER_ADDR" in os.environ else 1
 
 
+def leads() -> bool:
+    """Whether this is rank 0, which alone says how a run ended: a starter ends all ranks when one has failed."""
+    return num_ranks() == 1 or os.environ.get("RANK") == "0"
+
+
+def resume_flags() -> list[str]:
+    """The flags that continue a run with as many ranks as this one has."""
+    return ["--ranks", str(num_ranks())] if num_ranks() > 1 else []
+
+
 @contextmanager
 def joined(timeout_seconds: float) -> Iterator[RankGroup]:
     """The group of this process, joined until the context ends; an error on a rank ends all of them."""

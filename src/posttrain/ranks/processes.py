@@ -25,6 +25,8 @@ from posttrain.ranks.group import RankGroup, Result
 
 LOOK_SECONDS = 1.0
 """How often a waiting rank looks whether rank 0 is alive."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.0005, 0.02
+"""Seconds between looks for the next call of rank 0."""
 TOLD_WITHIN_SECONDS = 2.0
 """How long a rank whose connection broke waits for the message of the one that failed."""
 OF_THE_GROUP = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Timed out waiting")
@@ -66,14 +68,14 @@ class RankProcesses(RankGroup):
 
     def next_call(self) -> tuple[str, tuple[Any, ...]]:
         self._calls += 1
-        key, look = f"call/{self._calls}", timedelta(seconds=LOOK_SECONDS)
-        self._alive_since = time.monotonic()
-        while True:
-            try:
-                self.store.wait([key], look)
-                break
-            except dist.DistStoreError:
+        key, self._alive_since, pause = f"call/{self._calls}", time.monotonic(), SHORTEST_PAUSE
+        looked = self._alive_since
+        while not self.store.check([key]):
+            time.sleep(pause)
+            pause = min(1.2 * pause, LONGEST_PAUSE)
+            if time.monotonic() - looked > LOOK_SECONDS:
                 self.require_leader()
+                looked = time.monotonic()
         nothing: tuple[str, tuple[Any, ...]] = ("", ())
         return self.broadcast(nothing)
 
@@ -220,9 +222,9 @@ def joined_processes(timeout_seconds: float) -> Iterator[RankProcesses]:
         raise
     except BaseException as error:
         failed_before = ranks.store.check(["failed"])
+        if isinstance(error, KeyboardInterrupt) and (failed_before or ranks._dead()):
+            raise ranks.lost("") from error  # a starter ends all ranks when one has failed
         ranks.tell(error)
-        if failed_before and isinstance(error, KeyboardInterrupt):  # a starter ends all ranks when one has failed
-            raise ranks.lost("") from error
         if rank and not failed_before and 0 not in ranks._dead():
             raise ToldElsewhere(str(error), getattr(error, "exit_code", 1)) from error
         raise

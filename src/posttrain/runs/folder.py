@@ -20,6 +20,7 @@ from posttrain.config import AnyConfig, as_recipe
 from posttrain.config.recipes import RUN_RECIPE
 from posttrain.config.run_trust import keep_recipe
 from posttrain.errors import RunError, UserError
+from posttrain.ranks.group import resume_flags
 from posttrain.runs.files import TEMPORARY, LineJournal, reading, sync_folder, write_atomically, writing
 from posttrain.runs.run_inputs import FILE as INPUTS, RunInputs
 
@@ -191,7 +192,7 @@ def shown(path: Path) -> Path:
 
 
 def resume_command(run: Path, command: str) -> str:
-    return shlex.join(["posttrain", command, "--resume", str(shown(run))])
+    return shlex.join(["posttrain", command, "--resume", str(shown(run)), *resume_flags()])
 
 
 def interrupted_lines(run: Path, step: int, reason: str, command: str) -> list[str]:

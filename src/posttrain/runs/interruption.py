@@ -3,7 +3,6 @@
 A `posttrain` command that runs as a child process is interrupted with its parent.
 """
 
-import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from types import FrameType
 
 from posttrain.errors import RunError
 from posttrain.runs.files import no_link, saved_steps
-from posttrain.runs.folder import shown
+from posttrain.runs.folder import resume_command
 
 GOES_ON = "Finished parts are kept; the same command continues with the rest."
 
@@ -100,8 +99,8 @@ def what_is_kept(run: Path | str, command: str) -> str:
     if not saved:
         return "Nothing of this run is kept yet."
     return (
-        f"Kept: step {max(saved)} and what came before it.  Go on with   posttrain {command} --resume"
-        f" {shlex.quote(str(shown(Path(run))))}   (in Python train(config, resume=True))"
+        f"Kept: step {max(saved)} and what came before it.  Go on with   {resume_command(Path(run), command)}   (in"
+        " Python train(config, resume=True))"
     )
 
 
