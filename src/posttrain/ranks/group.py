@@ -7,19 +7,15 @@ and what they find is gathered or summed.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-from posttrain.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-STARTERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables that torchrun sets for each rank; another starter has to set the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,20 +135,3 @@ def leads() -> bool:
 def resume_flags() -> list[str]:
     """The flags that continue a run with as many ranks as this one has."""
     return ["--ranks", str(num_ranks())] if num_ranks() > 1 else []
-
-
-@contextmanager
-def joined(timeout_seconds: float) -> Iterator[RankGroup]:
-    """The group of this process, joined until the context ends; an error on a rank ends all of them."""
-    if num_ranks() == 1:
-        yield ONE_RANK
-        return
-    if missing := [name for name in STARTERS if name not in os.environ]:
-        raise UserError(
-            f"WORLD_SIZE = {num_ranks()} in the environment, without {', '.join(missing)}.  Start the ranks with"
-            " --ranks N or torchrun, or unset WORLD_SIZE."
-        )
-    from posttrain.ranks.processes import joined_processes
-
-    with joined_processes(timeout_seconds) as ranks:
-        yield ranks

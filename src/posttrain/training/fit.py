@@ -1,7 +1,5 @@
 """The loop of `posttrain sft`, `reward-model` and `dpo`: a batch of rows or pairs, its gradient, an optimiser step."""
 
-import hashlib
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -14,15 +12,15 @@ from typing import Protocol, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.config.reading import resolved_config
-from posttrain.errors import RunError
-from posttrain.models.adapters.in_force import adapter_dropout, trains_adapter
+from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.loading.description import adapter_lines, model_lines
 from posttrain.models.loading.saving import save_trained
 from posttrain.models.memory.memory_plan import MemoryPlan
 from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions, NewModelOptions
-from posttrain.ranks.group import ONE_RANK, RankGroup, joined
+from posttrain.ranks.group import ONE_RANK, RankGroup
+from posttrain.ranks.joining import joined
 from posttrain.records import Example, Preference
 from posttrain.runs.checkpoint import claim_threads
 from posttrain.runs.curves import draw_curves
@@ -36,7 +34,6 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.tracker import require_trackers
 from posttrain.training.fit_session import FitConfig, FitObjective, FitSession, Item
-from posttrain.training.optimizer import apply_gradients, next_rate
 from posttrain.training.session import StartOptions
 
 PREVIEWED = 2
@@ -138,7 +135,7 @@ def take_step(session: FitSession[Item], harness: Harness, step: int) -> StepRep
     report = objective.before_step(step, harness)
     tokens = run.num_tokens
     with harness.clock("update"):
-        batch, metrics = learn(session, step)
+        batch, metrics = session.learn(step)
     if objective.is_due(step, session.num_steps):
         metrics |= objective.evaluate(harness, full=False)
     return replace(
@@ -147,35 +144,6 @@ def take_step(session: FitSession[Item], harness: Harness, step: int) -> StepRep
         num_tokens=report.num_tokens + run.num_tokens - tokens,
         pairs=[each for each in batch if isinstance(each, Preference)],
     )
-
-
-def learn(session: FitSession[Item], step: int) -> tuple[Sequence[Item], dict[str, float]]:
-    """Take one optimiser step on the next batch unless it is empty; returns the batch and its metrics."""
-    with session.trained.policy.ranks.leading("learn", step):
-        return learn_here(session, step)
-
-
-def learn_here(session: FitSession[Item], step: int) -> tuple[Sequence[Item], dict[str, float]]:
-    """This rank's share of that."""
-    objective, trained, options = session.objective, session.trained, session.objective.options
-    run = trained.run
-    run.step = step
-    rate = next_rate(options, trained.own_optimizer, step - 1, session.num_steps)
-    batch, ranks = session.source.batch(run.first, options), trained.policy.ranks
-    ranks.agree("the rows or pairs", lambda: hashlib.sha256(repr(batch).encode()).hexdigest())
-    if not batch:
-        return batch, {**objective.counted(batch), "learning_rate": rate}
-    trained.optimizer.zero_grad(set_to_none=True)
-    with adapter_dropout(trained.policy.model, session.config.run.seed, step):
-        metrics = objective.accumulate(batch)
-    ranks.sum_gradients([parameter for group in trained.optimizer.param_groups for parameter in group["params"]])
-    grad_norm = math.hypot(*apply_gradients(trained.optimizer, rate, options.max_grad_norm).values())
-    if not math.isfinite(grad_norm):
-        remedy = f"No step was taken.  Start again with a lower {options.section}.learning_rate."
-        raise RunError(f"loss {metrics['loss']}, gradient norm {grad_norm}.  {remedy}")
-    run.count(len(batch), objective.num_tokens(batch))
-    counted = {**objective.counted(batch), "num_tokens": float(run.num_tokens)}
-    return batch, {**metrics, "grad_norm": grad_norm, "learning_rate": rate, **counted}
 
 
 def conclude(session: FitSession[Item], harness: Harness) -> Run:

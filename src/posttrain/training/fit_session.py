@@ -1,5 +1,7 @@
 """The parts of a run on rows or pairs: their source, the objective of an update, and what is trained."""
 
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -8,6 +10,8 @@ import torch
 from torch import nn
 
 from posttrain.config import DpoConfig, RewardModelConfig, SftConfig
+from posttrain.errors import RunError
+from posttrain.models.adapters.in_force import adapter_dropout
 from posttrain.models.adapters.peft_layers import require_whole_adapter
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.memory.memory_parts import MemorySetup
@@ -25,7 +29,7 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.tensor_state import Tensors
 from posttrain.tasks.preference_set import PreferenceSet, preference_set
 from posttrain.tasks.row_files.rows import GivenRows
-from posttrain.training.optimizer import OwnOptimizer, new_optimizer
+from posttrain.training.optimizer import OwnOptimizer, apply_gradients, new_optimizer, next_rate
 from posttrain.training.trained import FitState, Trained
 
 FitConfig = SftConfig | RewardModelConfig | DpoConfig
@@ -177,6 +181,32 @@ class FitSession(Generic[Item]):
         )
         self.num_steps = source.num_steps(objective.options) or config.run.num_steps
         """Updates of the whole run."""
+
+    def learn(self, step: int) -> tuple[Sequence[Item], dict[str, float]]:
+        """Take one optimiser step on the next batch unless it is empty; returns the batch and its metrics."""
+        with self.trained.policy.ranks.leading("learn", step):
+            return self._learn(step)
+
+    def _learn(self, step: int) -> tuple[Sequence[Item], dict[str, float]]:
+        objective, trained, options = self.objective, self.trained, self.objective.options
+        run = trained.run
+        run.step = step
+        rate = next_rate(options, trained.own_optimizer, step - 1, self.num_steps)
+        batch, ranks = self.source.batch(run.first, options), trained.policy.ranks
+        ranks.agree("the rows or pairs", lambda: hashlib.sha256(repr(batch).encode()).hexdigest())
+        if not batch:
+            return batch, {**objective.counted(batch), "learning_rate": rate}
+        trained.optimizer.zero_grad(set_to_none=True)
+        with adapter_dropout(trained.policy.model, self.config.run.seed, step):
+            metrics = objective.accumulate(batch)
+        ranks.sum_gradients([parameter for group in trained.optimizer.param_groups for parameter in group["params"]])
+        grad_norm = math.hypot(*apply_gradients(trained.optimizer, rate, options.max_grad_norm).values())
+        if not math.isfinite(grad_norm):
+            remedy = f"No step was taken.  Start again with a lower {options.section}.learning_rate."
+            raise RunError(f"loss {metrics['loss']}, gradient norm {grad_norm}.  {remedy}")
+        run.count(len(batch), objective.num_tokens(batch))
+        counted = {**objective.counted(batch), "num_tokens": float(run.num_tokens)}
+        return batch, {**metrics, "grad_norm": grad_norm, "learning_rate": rate, **counted}
 
 
 def pairs_of_rows(

@@ -28,7 +28,6 @@ from posttrain.runs.progress import Clock
 from posttrain.runs.reports import Run
 from posttrain.training.collector import CollectedStep
 from posttrain.training.credited_step import CreditedStep
-from posttrain.training.fit import learn
 from posttrain.training.fit_session import FitSession
 from posttrain.training.learner import Learner, fit_critic
 from posttrain.training.session import CallerObjects, engine_of, learner_of, trained_by_reward
@@ -132,7 +131,7 @@ class FitFollower(Follower):
         self.session.objective.keep_reference()
 
     def learn(self, step: int) -> None:
-        learn(self.session, step)
+        self.session.learn(step)
 
     def measured(self) -> None:
         self.session.objective.measured()

@@ -13,7 +13,7 @@ from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.generation.parity import gap_metrics
 from posttrain.models.policy import Policy
-from posttrain.ranks.group import joined
+from posttrain.ranks.joining import joined
 from posttrain.runs.folder import interrupted_lines, saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.progress import Clock

@@ -6,7 +6,7 @@ from posttrain.config import DpoConfig
 from posttrain.ranks.group import RankGroup
 from posttrain.records import Preference
 from posttrain.runs.reports import Run
-from posttrain.training.dpo.dpo_run import LearnedRounds
+from posttrain.training.dpo.learned_rounds import LearnedRounds
 from posttrain.training.fit_session import FitSession
 from posttrain.training.following import FitFollower, RlFollower, follow
 from posttrain.training.reference import Reference
