@@ -20,7 +20,6 @@ from posttrain.options.pairs import DpoOptions, RewardTrainingOptions
 from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.dpo.dpo_objective import DpoObjective
-from posttrain.training.fit import learn
 from posttrain.training.fit_session import FitSession
 from posttrain.training.pair_updates import (
     PairReference,
@@ -167,7 +166,7 @@ def test_the_reference_is_the_policy_that_training_started_from(make: object, ki
     policy, then = make(), logprobs_without_gradient(make(), PAIRS, 1000)
     trained = run_of(policy, reference=kind)
     for step in range(1, 4):
-        _, metrics = learn(trained, step)
+        _, metrics = trained.learn(step)
     now = logprobs_without_gradient(policy, PAIRS, 1000)
     assert (now.chosen - then.chosen).abs().max() > 0.1
     found = objective_of(trained).reference.logprobs("training", range(len(PAIRS)), PAIRS)
@@ -199,7 +198,7 @@ def test_trap_4_an_adapter_that_is_not_switched_off_leaves_no_margin_to_learn_fr
     def margins() -> list[float]:
         trained = run_of(adapted_policy(filled=False))
         assert isinstance(objective_of(trained).reference.reference, EarlierAdapter)
-        return [learn(trained, step)[1]["pairs/margin"] for step in range(1, 5)]
+        return [trained.learn(step)[1]["pairs/margin"] for step in range(1, 5)]
 
     ours = margins()
     assert ours[0] == 0
@@ -224,11 +223,11 @@ def test_a_refreshed_reference_is_the_policy_that_the_round_begins_with() -> Non
     options = DpoOptions(learning_rate=0.05, rounds=3, refresh_reference=True, pairs_per_batch=8)
     trained, rounds = rounds_session(policy, options)
     rounds.begin_round(1, PAIRS)
-    assert learn(trained, 1)[1]["pairs/margin"] == 0
-    assert learn(trained, 2)[1]["pairs/margin"] > 0
+    assert trained.learn(1)[1]["pairs/margin"] == 0
+    assert trained.learn(2)[1]["pairs/margin"] > 0
     fill(policy.model, seed=8)
     rounds.begin_round(2, PAIRS)
-    assert learn(trained, 3)[1]["pairs/margin"] == 0
+    assert trained.learn(3)[1]["pairs/margin"] == 0
     then = {name: dict(tensors) for name, tensors in trained.trained.tensors().items()}
     assert {*then} == {"policy", "optimizer", "reference", "pairs"}
 
@@ -240,7 +239,7 @@ def test_a_reference_that_is_not_refreshed_is_the_first_policy_in_every_round() 
     trained, rounds = rounds_session(policy, options)
     for number in (1, 2):
         rounds.begin_round(number, PAIRS)
-        learn(trained, number)
+        trained.learn(number)
         found = torch.stack(rounds.reference.logprobs("training", range(len(PAIRS)), PAIRS))
         torch.testing.assert_close(found, first, rtol=0, atol=1e-9)
 
@@ -257,7 +256,7 @@ def test_a_round_without_pairs_takes_no_step_and_moves_no_weight() -> None:
     before = [each.clone() for each in policy.model.parameters()]
     trained, rounds = rounds_session(policy, DpoOptions(learning_rate=0.1, rounds=1))
     rounds.begin_round(1, [])
-    assert learn(trained, 1)[1] == {"num_pairs": 0, "learning_rate": 0.1}
+    assert trained.learn(1)[1] == {"num_pairs": 0, "learning_rate": 0.1}
     assert trained.trained.step == 1
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
 
@@ -377,7 +376,7 @@ def test_a_step_counts_its_pairs_and_the_head_has_its_multiple_of_the_rate() -> 
     options = RewardTrainingOptions(learning_rate=1e-3, head_rate_scale=7.0, pairs_per_batch=2, num_epochs=None)
     session = reward_session(scorer("qwen3"), options, PreferenceSet(seed=0, training=SCORED[:3], held_out=[]))
     for step in (1, 2):
-        learn(session, step)
+        session.learn(step)
     assert session.trained.run.first == 3, "the next batch begins behind the last"
     rates = {group["module"]: group["lr"] for group in session.trained.optimizer.param_groups}
     assert rates["head"] == pytest.approx(7 * rates["policy"])

@@ -27,7 +27,6 @@ from transformers import (
 
 from posttrain.runs.reports import StepReport
 from posttrain.tasks.preference_set import PreferenceSet
-from posttrain.training.fit import learn
 from posttrain.trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
 from posttrain.trl.configs.recipe import run_length
 from tests.support.pairs import dpo_session, reward_session
@@ -133,7 +132,7 @@ def outcome(name: str) -> Outcome:
     else:
         session = reward_session(trainer.scorer, options, pairs, **made)
     for step in (1, 2):
-        batch, metrics = learn(session, step)
+        batch, metrics = session.learn(step)
         logs.append(logged(trainer, StepReport(step=step, metrics=metrics, pairs=batch)))
     evaluated = {key.removeprefix("eval_"): value for key, value in trainer.evaluate().items()}
     return Outcome(logs=logs, updates=sgd.updates, evaluated=evaluated)

@@ -31,7 +31,6 @@ from posttrain.rewards.grading.grade import reward_function
 from posttrain.runs.progress import Clock, peak_memory_bytes
 from posttrain.tasks.base import Task
 from posttrain.training.collector import Collector, CollectorSettings, no_journal
-from posttrain.training.fit import learn
 from posttrain.training.fit_session import FitSession
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.sft.sft_run import SftObjective
@@ -105,7 +104,7 @@ def learn_rows(policy: Policy, options: dict) -> None:
     config = SftConfig(sft=sft, task=DatasetOptions(path="rows.jsonl"))
     session = FitSession(config, "", Rows(), SftObjective(config, policy, []))
     for step in (1, 2):
-        learn(session, step)
+        session.learn(step)
 
 
 def learn_by_reward(policy: Policy, shape: dict) -> None:
