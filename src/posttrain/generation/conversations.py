@@ -11,6 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -30,7 +31,7 @@ from posttrain.generation.engine import (
     take_checked,
 )
 from posttrain.generation.open_rollout import OpenGroup, OpenRollout, seed_of
-from posttrain.generation.request import Continuation, GroupRequest, Sampled, StreamKey
+from posttrain.generation.request import Continuation, GroupRequest, Sampled
 from posttrain.records import Finish, Group, Prompt
 
 LOOK_SECONDS = 0.005
@@ -59,66 +60,68 @@ def sample_conversations(
     if workers is None:
         return sample_groups(engine, prompts, request, advance=advance, look_seconds=look_seconds)
     whole = replace(request, keep=True, stop_texts=workers.environments.stop_texts)
-    done: dict[int, Group] = {}
-    with opened(engine, whole) as sampling:
-        conversations = Conversations(engine, sampling, workers)
-        conversations.put(prompts, request)
-        while len(done) < len(prompts):
-            for _, group in conversations.take(look_seconds):
-                done[group.draw] = group
-            advance(conversations.count_ended())
-    return [done[draw] for draw in sorted(done)]
+    with opened(engine, whole) as sampling, closing(Conversations(engine, sampling, request, workers)) as under_way:
+        under_way.begin(prompts)
+        while under_way.num_open:
+            advance(under_way.take(look_seconds))
+        return under_way.groups
 
 
 class Conversations:
-    """Conversations over one open sampling, which needs `keep` and the environments' stop texts."""
+    """The conversations of one request, over an open sampling."""
 
-    def __init__(self, engine: Engine, sampling: Sampling, workers: ReplyWorkers) -> None:
-        self.engine, self.sampling, self.workers = engine, sampling, workers
+    def __init__(self, engine: Engine, sampling: Sampling, request: GroupRequest, workers: ReplyWorkers) -> None:
+        self.engine, self.sampling, self.request, self.workers = engine, sampling, request, workers
         self.environments = workers.environments
         self.journal = None if self.environments.reproducible else workers.journal
-        self._asking: Asking[OpenRollout | None] = Asking(workers)
+        self.num_open = 0
+        self._groups: list[OpenGroup] = []
+        self._failures: list[str] = []
+        self._asking: Asking[OpenRollout] = Asking(workers)
+        self._closing: Asking[OpenRollout] = Asking(workers)
         self._known: list[tuple[OpenRollout, Exchange]] = []  # answers from the journal
-        self._sampled: dict[tuple[StreamKey, int, int], OpenRollout] = {}  # those that are being sampled
+        self._sampled: dict[tuple[int, int], OpenRollout] = {}  # those that are being sampled, by draw and sample
         self._next: list[Continuation] = []
-        self._done: list[tuple[StreamKey, Group]] = []
-        self._asked_of: dict[StreamKey, int] = {}  # completions that a step has asked for so far
-        self._failed: dict[StreamKey, tuple[str, ...]] = {}
-        self._opened, self._stalled, self._waited, self._ended = time.monotonic(), 0.0, 0.0, 0
+        self._oldest, self._opened = engine.weights_version, time.monotonic()
+        self._stalled = self._waited = 0.0
 
-    def put(self, prompts: Sequence[Prompt], request: GroupRequest) -> None:
-        """Begin groups of conversations; requests may differ in all that a sampling does not fix."""
-        self._asked_of[request.key] = (request.first_draw + len(prompts)) * request.group_size
+    def begin(self, prompts: Sequence[Prompt]) -> None:
+        """Ask for the environments of all completions."""
+        request = self.request
         for draw, prompt in enumerate(prompts, start=request.first_draw):
             group = OpenGroup(prompt=prompt, draw=draw, request=request)
             known = None if self.journal is None else self.journal.get(request.key.purpose, request.key.step, draw)
+            self._groups.append(group)
             for number in range(request.group_size):
-                exchanges = () if known is None else known[number]
                 group.members.append(OpenRollout(group=group, sample=request.first_sample + number))
-                self._begin(group.members[-1], exchanges)
+                self._begin(group.members[-1], () if known is None else known[number])
+        self.num_open = len(prompts) * request.group_size
 
-    def take(self, seconds: float | None = None) -> list[tuple[StreamKey, Group]]:
-        """Groups that are done, with the key of their request; none if none was done in `seconds`.
+    def take(self, seconds: float | None = None) -> int:
+        """Go on until completions have ended, and return how many; 0 if none has in `seconds`.
 
-        Without `seconds` it waits as long as it takes, each completion as long as the engine's patience.
+        Without `seconds` each completion may take as long as the engine's patience, and each reply its own seconds.
         """
-        until = math.inf if seconds is None else time.monotonic() + seconds
-        while not self._done and (time.monotonic() <= until):
-            self._read_answers()
+        until, before = math.inf if seconds is None else time.monotonic() + seconds, self.num_open
+        while self.num_open == before and time.monotonic() <= until:
+            self._read_answers(min(PARKED_SECONDS, until - time.monotonic()))
             if self._sampled:
                 self._read_sampled(LOOK_SECONDS if self._asking.num_open else seconds)
-        done, self._done = self._done, []
-        return done
+        return before - self.num_open
 
-    def count_ended(self) -> int:
-        """Completions that ended since the last call."""
-        ended, self._ended = self._ended, 0
-        return ended
+    @property
+    def groups(self) -> list[Group]:
+        return [group.ended() for group in self._groups]
+
+    def close(self) -> None:
+        """Close the environments of completions that have not ended, as after an error."""
+        for member in (member for group in self._groups for member in group.members if member.rollout is None):
+            self._close(member)
 
     def _begin(self, conversation: OpenRollout, known: Sequence[Exchange] = ()) -> None:
         """Ask for the environment and its addition, if no journal knows it."""
         conversation.known.extend(known)
-        row, seed = conversation.group.prompt.columns, seed_of(*conversation.place[:2])
+        row, seed = conversation.group.prompt.columns, seed_of(self.request.key, conversation.group.draw)
 
         def begun() -> object:
             conversation.environment = self.environments.make()
@@ -133,12 +136,11 @@ class Conversations:
             self._known.append((conversation, conversation.known.popleft()))
         return known
 
-    def _read_answers(self) -> None:
+    def _read_answers(self, seconds: float) -> None:
         """Wait for replies, as long as that costs little, and let their conversations go on."""
-        answers: list[tuple[OpenRollout | None, Exchange]] = [*self._known]
-        self._known = []
+        answers, self._known = self._known, []
         if self._asking.num_open and not self._sampled and not answers:
-            answers += self._asking.answered(PARKED_SECONDS)
+            answers = self._asking.answered(seconds)
         began = time.monotonic()
         allowed = STALL_SECONDS + STALL_SHARE * (began - self._opened) - self._stalled
         until = began + min(LONGEST_STALL, max(allowed, 0))
@@ -148,28 +150,25 @@ class Conversations:
                 break
             answers += more
         self._stalled += time.monotonic() - began
-        for conversation, exchange in sorted(answers, key=_order):
-            if conversation is not None:
-                self._answered(conversation, exchange)
-            elif exchange.failure:  # of `close`, whose result nobody needs
-                warnings.warn(f"environment {self.environments.name}: close failed: {exchange.failure}", stacklevel=2)
+        for conversation, exchange in sorted(answers, key=lambda answer: answer[0].place):  # whenever they arrived
+            self._answered(conversation, exchange)
         if self._next:
             self.sampling.put(self._next)
             self._next = []
 
     def _read_sampled(self, seconds: float | None) -> None:
         began, patience = time.monotonic(), self.engine.patience_seconds
-        done = take_checked(self.sampling, self.engine, seconds)
+        done = take_checked(self.sampling, self.engine, seconds, self._oldest)
         self._waited = 0.0 if done else self._waited + time.monotonic() - began
         if self._waited > patience:
             raise SamplingTimeout(type(self.engine).__name__, patience, len(self._sampled))
         for sampled in done:
             one = sampled.continuation
-            conversation = None if one.key is None else self._sampled.get((one.key, one.draw, one.sample))
+            conversation = self._sampled.get((one.draw, one.sample))
             if conversation is None or conversation.asked != one:
                 raise RunError(f"{named(self.engine, sampled)}: this continuation was not put, or was returned before.")
             del self._sampled[conversation.place]
-            require_alternatives(self.engine, sampled, conversation.group.request)
+            require_alternatives(self.engine, sampled, self.request)
             conversation.add_sampled(sampled)
             self._turn_ended(conversation, sampled)
 
@@ -211,7 +210,7 @@ class Conversations:
             if member.failure:
                 self._end(member, Finish.FAILED)
             else:
-                self._sample(member, group.prompt.tokens, min(group.request.max_completion_tokens, room))
+                self._sample(member, group.prompt.tokens, min(self.request.max_completion_tokens, room))
 
     def _replied(self, conversation: OpenRollout, exchange: Exchange) -> None:
         """Go on behind the reply, or end."""
@@ -227,7 +226,7 @@ class Conversations:
             return self._end(conversation, Finish.TURNS)
         given = self.environments.renderer.reply_tokens(prompt, conversation.said)
         prefix = (*prompt.tokens, *conversation.tokens, *given)
-        left = conversation.group.request.max_completion_tokens - conversation.num_sampled
+        left = self.request.max_completion_tokens - conversation.num_sampled
         limit = min(left, self.engine.max_positions - len(prefix))
         if limit < 1:
             return self._end(conversation, Finish.LENGTH)
@@ -235,41 +234,39 @@ class Conversations:
         return self._sample(conversation, prefix, limit)
 
     def _sample(self, conversation: OpenRollout, prefix: tuple[int, ...], limit: int) -> None:
-        key, draw, sample = conversation.place
+        draw, sample = conversation.place
         conversation.asked = Continuation(
             prefix=prefix,
             draw=draw,
             sample=sample,
             first_position=conversation.num_sampled,
             limit=limit,
-            key=key,
             name=f"prompt {conversation.group.prompt.id}",
         )
         self._sampled[conversation.place] = conversation
         self._next.append(conversation.asked)
 
     def _end(self, conversation: OpenRollout, finish: Finish) -> None:
-        environments, group, key = self.environments, conversation.group, conversation.group.request.key
-        conversation.end(finish, self.engine.tokenizer, environments.renderer, self.engine.weights_version)
+        conversation.end(finish, self.engine.tokenizer, self.environments.renderer, self.engine.weights_version)
         self.sampling.release(conversation.pieces[-1:])
-        self._ended += 1
+        self.num_open -= 1
+        self._close(conversation)
         if finish is Finish.FAILED:
-            self._count_failure(conversation)
+            self._failures.append(conversation.failure)
+            asked_so_far = (self.request.first_draw + len(self._groups)) * self.request.group_size
+            require_few_failures(self.environments, self._failures, asked_so_far)
+        group, key = conversation.group, self.request.key
+        if self.journal is not None and group.has_ended:
+            self.journal.put(key.purpose, key.step, group.draw, [tuple(each.exchanges) for each in group.members])
+
+    def _close(self, conversation: OpenRollout) -> None:
+        """Call `close` where an environment has one; nobody waits for it, so its failure is a warning."""
         close = getattr(conversation.environment, "close", None)
         if close is not None:
-            self._asking.ask(None, close, read=lambda _: None)
-        done = group.group()
-        if done is not None:
-            if self.journal is not None:
-                exchanges = [tuple(each.exchanges) for each in group.members]
-                self.journal.put(key.purpose, key.step, group.draw, exchanges)
-            self._done.append((key, done))
-
-    def _count_failure(self, conversation: OpenRollout) -> None:
-        """Raises RunError once more completions of a step failed than the recipe allows."""
-        key = conversation.place[0]
-        failed = self._failed[key] = (*self._failed.get(key, ()), conversation.failure)
-        require_few_failures(self.environments, failed, self._asked_of[key])
+            self._closing.ask(conversation, close, read=lambda _: None)
+        for _, exchange in self._closing.answered(0):
+            if exchange.failure:
+                warnings.warn(f"environment {self.environments.name}: close failed: {exchange.failure}", stacklevel=2)
 
 
 def require_few_failures(environments: Environments, failures: Sequence[str], num_completions: int) -> None:
@@ -279,12 +276,3 @@ def require_few_failures(environments: Environments, failures: Sequence[str], nu
         count = f"{len(failures)} of {num_completions} completions failed, environment.max_failures = {allowed:g}"
         remedy = "Mend the environment, or raise environment.max_failures"
         raise RunError(f"environment {environments.name}: {count}.  {remedy}.  The first failure:\n{failures[0]}")
-
-
-def _order(answer: tuple[OpenRollout | None, Exchange]) -> tuple[str, int, int]:
-    """By place, so that the order of arrival changes nothing."""
-    conversation = answer[0]
-    if conversation is None:
-        return "", 0, 0
-    key, draw, sample = conversation.place
-    return repr(key), draw, sample

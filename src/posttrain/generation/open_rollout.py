@@ -49,11 +49,15 @@ class OpenGroup:
             self.prompt = environments.renderer.opened(self.prompt, expected.content)
         self.added, self.is_open = expected, True
 
-    def group(self) -> Group | None:
+    @property
+    def has_ended(self) -> bool:
+        return all(member.rollout is not None for member in self.members)
+
+    def ended(self) -> Group:
         """The group, once all of its completions have ended."""
         rollouts = tuple(member.rollout for member in self.members if member.rollout is not None)
-        done = len(rollouts) == len(self.members)
-        return Group(prompt=self.prompt, draw=self.draw, rollouts=rollouts) if done else None
+        assert len(rollouts) == len(self.members), "all have ended"
+        return Group(prompt=self.prompt, draw=self.draw, rollouts=rollouts)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -80,8 +84,8 @@ class OpenRollout:
     """Once it has ended."""
 
     @property
-    def place(self) -> tuple[StreamKey, int, int]:
-        return self.group.request.key, self.group.draw, self.sample
+    def place(self) -> tuple[int, int]:
+        return self.group.draw, self.sample
 
     @property
     def failure(self) -> str:
