@@ -222,8 +222,10 @@ def checked_reply(returned: object) -> Reply | None:
     if not isinstance(returned, Reply):
         raise TypeError(f"reply returned {returned!r:.60} ({type(returned).__name__}).  Return a Reply, or None.")
     reward, calls = returned.reward, returned.calls
-    if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
-        raise ValueError(f"reply returned reward = {reward!r:.60}.  Give a finite number, or None.")
+    if reward is not None:
+        reward = math.nan if isinstance(reward, str) else float(reward)
+        if not math.isfinite(reward):
+            raise ValueError(f"reply returned reward = {returned.reward!r:.60}.  Give a finite number, or None.")
     if not isinstance(returned.done, bool):
         raise TypeError(f"reply returned done = {returned.done!r:.60}.  Give True or False.")
     if not all(isinstance(call, ToolCall) for call in calls):

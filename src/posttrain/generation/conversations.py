@@ -38,9 +38,9 @@ LOOK_SECONDS = 0.005
 """How long completions are waited for at a time while replies are open."""
 PARKED_SECONDS = 1.0
 """The same for replies where nothing is left to decode."""
-STALL_SECONDS, STALL_SHARE = 0.5, 0.1
+STALL_SECONDS, STALL_SHARE = 1.0, 0.1
 """Decoding waits for replies during this share of all time, and these seconds before."""
-LONGEST_STALL = 0.25
+LONGEST_STALL = 0.5
 """Most seconds that decoding waits at a time."""
 
 

@@ -1,0 +1,211 @@
+"""Replies beside decoding: what waits for what, what is computed, and what a journal gives back."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+import pytest
+import torch
+
+from posttrain.environments.protocol import Environments, Reply
+from posttrain.environments.workers import Exchange, ReplyWorkers
+from posttrain.generation import conversations as loop_module
+from posttrain.generation.conversations import sample_conversations
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.request import StreamKey
+from posttrain.records import Finish, Group
+from tests.engine.test_continuation import Counted
+from tests.support.tiny import VOCAB, request, some_prompts, tiny_policy
+from tests.support.turns import Dice, conversations, environments
+
+ASKED = request(4, 20, key=StreamKey(3, "test", 2))
+PROMPTS = some_prompts((3, 7, 5))
+
+
+def engine_of(dtype: torch.dtype = torch.float64) -> InProcessEngine:
+    return InProcessEngine(tiny_policy("qwen3", dtype))
+
+
+def test_replies_that_are_waited_for_give_the_same_bits_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, where a log-prob's last bits are those of the rows that were decoded beside it."""
+    monkeypatch.setattr(loop_module, "STALL_SECONDS", 1e9)
+    monkeypatch.setattr(loop_module, "LONGEST_STALL", 60)  # a busy machine may need long for a quick reply
+    first, second = (conversations(engine_of(torch.float32), PROMPTS, ASKED, environments(Dice)) for _ in range(2))
+    assert [[each.sequence for each in group.rollouts] for group in first] == [
+        [each.sequence for each in group.rollouts] for group in second
+    ]
+
+
+class Waits:
+    """Replies once it is let, and says nothing."""
+
+    def __init__(self, may_reply: threading.Event) -> None:
+        self.may_reply = may_reply
+
+    def reset(self, row: Mapping[str, object], seed: int) -> None:
+        return None
+
+    def reply(self, said: str) -> Reply | None:
+        self.may_reply.wait(60)
+        return None
+
+
+def test_a_slow_environment_parks_its_row_and_the_others_decode_on() -> None:
+    """The first turn that ends is replied to only after all other completions have ended."""
+    others, made = threading.Event(), count()
+    open_event = threading.Event()
+    open_event.set()
+    engine = engine_of()
+    ended: list[int] = []
+
+    def advance(number: int) -> None:
+        ended.append(number)
+        if sum(ended) == 11:
+            others.set()
+
+    kinds = environments(lambda: Waits(others if next(made) == 0 else open_event), workers=2, seconds=60)
+    with ReplyWorkers(kinds) as workers:
+        groups = sample_conversations(engine, PROMPTS, request(4, 30), workers, advance=advance)
+    assert others.is_set()
+    assert sum(ended) == 12
+    assert ended[-1] == 1
+    assert {each.finish for group in groups for each in group.rollouts} <= {Finish.STOP, Finish.LENGTH}
+
+
+class OnALoop:
+    """An environment whose methods are async."""
+
+    loops: list[asyncio.AbstractEventLoop]
+
+    def __init__(self, loops: list[asyncio.AbstractEventLoop]) -> None:
+        self.loops = loops
+
+    async def reset(self, row: Mapping[str, object], seed: int) -> str:
+        self.loops.append(asyncio.get_running_loop())
+        return "7"
+
+    async def reply(self, said: str) -> Reply:
+        await asyncio.sleep(0.001)
+        self.loops.append(asyncio.get_running_loop())
+        return Reply("8", done=True)
+
+    async def close(self) -> None:
+        self.loops.append(asyncio.get_running_loop())
+
+
+def test_async_environments_share_one_loop_and_end_with_the_workers() -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    made = environments(lambda: OnALoop(loops))
+    with ReplyWorkers(made) as workers:
+        groups = sample_conversations(engine_of(), PROMPTS, ASKED, workers)
+        sample_conversations(engine_of(), PROMPTS, ASKED, workers)
+    assert all(group.prompt.tokens[-1] == 7 for group in groups)
+    assert len(set(map(id, loops))) == 1
+    for _ in range(200):
+        if not loops[0].is_running():
+            break
+        time.sleep(0.01)
+    assert not loops[0].is_running()
+
+
+def test_tokens_through_the_model_are_the_prompts_once_and_what_is_sampled_and_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a call for each turn they were six times as many; here at most the last token of each is none of them."""
+    engine = engine_of()
+    counted = Counted(engine, monkeypatch)
+    groups = conversations(engine, some_prompts((9, 12, 15)), ASKED, environments(Dice))
+    held = sum(len(group.prompt.tokens) + sum(len(each.tokens) for each in group.rollouts) for group in groups)
+    through = sum(map(sum, counted.prefilled)) + counted.steps
+    assert through <= 1.1 * held
+    assert through >= held - 12  # the last token of each completion predicts nothing
+
+
+class Memory:
+    """A journal that keeps its groups in memory."""
+
+    def __init__(self) -> None:
+        self.groups: dict[tuple[str, int, int], Sequence[Sequence[Exchange]]] = {}
+
+    def get(self, purpose: str, step: int, draw: int) -> Sequence[Sequence[Exchange]] | None:
+        return self.groups.get((purpose, step, draw))
+
+    def put(self, purpose: str, step: int, draw: int, exchanges: Sequence[Sequence[Exchange]]) -> None:
+        self.groups[purpose, step, draw] = exchanges
+
+
+@pytest.fixture
+def fresh() -> Environments:
+    """Environments that never reply in the same way twice."""
+    numbers = count()
+
+    class Fresh:
+        def reset(self, row: Mapping[str, object], seed: int) -> str:
+            return "9"
+
+        def reply(self, said: str) -> Reply | None:
+            number = next(numbers)
+            return Reply(str(number % VOCAB), reward=number, done=number % 7 == 0) if number % 11 else None
+
+    return environments(Fresh, reproducible=False)
+
+
+def told(groups: Sequence[Group]) -> list[object]:
+    return [
+        (each.tokens, each.sequence.sampled, each.text, each.turns, each.failure, each.sample, group.draw, group.prompt)
+        for group in groups
+        for each in group.rollouts
+    ]
+
+
+def talk(made: Environments, journal: Memory) -> list[object]:
+    with ReplyWorkers(made, journal) as workers:
+        return told(sample_conversations(engine_of(), PROMPTS, ASKED, workers))
+
+
+def test_a_journal_gives_back_the_replies_of_an_environment_that_is_not_reproducible(fresh: Environments) -> None:
+    journal = Memory()
+    first = talk(fresh, journal)
+    assert set(journal.groups) == {("test", 2, draw) for draw in range(3)}
+    assert talk(fresh, journal) == first
+    assert talk(fresh, Memory()) != first
+
+
+def test_a_group_that_a_journal_does_not_hold_whole_begins_anew(fresh: Environments) -> None:
+    journal = Memory()
+    first = talk(fresh, journal)
+    del journal.groups["test", 2, 1]
+    again = talk(fresh, journal)
+    assert again[:4] + again[8:] == first[:4] + first[8:]
+    assert again[4:8] != first[4:8]
+
+
+def test_a_journal_of_other_turns_is_not_read(fresh: Environments) -> None:
+    """As after a resume on another device: what the policy said differs, so its environment is asked anew."""
+    journal = Memory()
+    talk(fresh, journal)
+    key = "test", 2, 0
+    journal.groups[key] = [
+        [exchange if place != 1 else Exchange(said="other", reply=Reply("3")) for place, exchange in enumerate(each)]
+        for each in journal.groups[key]
+    ]
+    again = talk(fresh, journal)
+    assert len(again) == 12
+    assert not any(exchange.said == "other" for each in journal.groups[key] for exchange in each)
+
+
+def test_a_journal_is_neither_read_nor_written_where_replies_are_reproducible() -> None:
+    journal = Memory()
+    with ReplyWorkers(environments(Dice), journal) as workers:
+        sample_conversations(engine_of(), PROMPTS, ASKED, workers)
+    assert not journal.groups
+
+
+def test_without_environments_it_is_sample_groups_and_starts_no_thread() -> None:
+    from posttrain.generation.engine import sample_groups
+
+    before = threading.active_count()
+    assert sample_conversations(engine_of(), PROMPTS, ASKED) == sample_groups(engine_of(), PROMPTS, ASKED)
+    assert threading.active_count() == before
