@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Protocol, Self, SupportsFloat, TypeVar, cast
 
 from posttrain.environments.protocol import Environments, Reply, Said
 from posttrain.records import ToolCall
@@ -221,11 +221,10 @@ def checked_reply(returned: object) -> Reply | None:
         return None
     if not isinstance(returned, Reply):
         raise TypeError(f"reply returned {returned!r:.60} ({type(returned).__name__}).  Return a Reply, or None.")
-    reward, calls = returned.reward, returned.calls
-    if reward is not None:
-        reward = math.nan if isinstance(reward, str) else float(reward)
-        if not math.isfinite(reward):
-            raise ValueError(f"reply returned reward = {returned.reward!r:.60}.  Give a finite number, or None.")
+    calls, told = returned.calls, cast(object, returned.reward)
+    reward = None if told is None else float(told) if isinstance(told, SupportsFloat) else math.nan
+    if reward is not None and not math.isfinite(reward):
+        raise ValueError(f"reply returned reward = {told!r:.60}.  Give a finite number, or None.")
     if not isinstance(returned.done, bool):
         raise TypeError(f"reply returned done = {returned.done!r:.60}.  Give True or False.")
     if not all(isinstance(call, ToolCall) for call in calls):
