@@ -114,10 +114,7 @@ class ModelForward:
     def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
         with torch.set_grad_enabled(needs.gradient and torch.is_grad_enabled()):
             hidden = self.completion_hidden(batch)
-        targets = torch.tensor([token for tokens in batch.completions for token in tokens], device=hidden.device)
-        if batch.sampled is not None:
-            targets = targets[batch.sampled.to(hidden.device)]
-        return token_parts(self, hidden, targets, needs)
+        return token_parts(self, hidden, sampled_tokens(batch).to(hidden.device), needs)
 
     def completion_hidden(self, batch: CompletionBatch) -> Float[Tensor, "token hidden"]:
         """Hidden states that predict the sampled tokens."""
@@ -206,6 +203,11 @@ def next_logits(
     found = forward.completion_logprobs(batch, ForwardNeeds(logprobs=False, distributions=True)).distributions
     assert found is not None
     return found.logits()
+
+
+def sampled_tokens(batch: CompletionBatch) -> Int64[Tensor, " token"]:
+    every = torch.tensor([token for tokens in batch.completions for token in tokens])
+    return every if batch.sampled is None else every[batch.sampled.cpu()]
 
 
 def inputs(batch: CompletionBatch) -> list[Tokens]:

@@ -102,6 +102,9 @@ class Decoder:
     Matrix products and attention run in `compute_dtype`; the residual stream in the weights' type; norms in float32.
     """
 
+    copies = True
+    """Whether layers are joined or narrowed in copies, which the backward pass keeps."""
+
     def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype | None = None) -> None:
         config = model.config
         self.model, self.family = model, FAMILIES[config.model_type]
@@ -125,14 +128,15 @@ class Decoder:
         """A layer's weights, joined by differentiable concatenation, so gradients reach the model's parameters."""
         family, dtype, layer = self.family, self.compute_dtype, self.block(index)
         attention, mlp = layer.get_submodule(family.attention), layer.mlp
+        joined = partial(projection, dtype=dtype, copies=self.copies)
         return DecoderLayer(
             kind=self.kinds[index],
             activation=ACTIVATIONS[type(mlp.get_submodule(family.activation))],
             norms=self.norms(layer),
-            qkv=projection([attention.get_submodule(name) for name in family.qkv], dtype),
-            out=projection([attention.get_submodule(family.output)], dtype),
-            gate_up=projection([mlp.get_submodule(name) for name in family.gate_up], dtype),
-            down=projection([mlp.get_submodule(family.down)], dtype),
+            qkv=joined([attention.get_submodule(name) for name in family.qkv]),
+            out=joined([attention.get_submodule(family.output)]),
+            gate_up=joined([mlp.get_submodule(name) for name in family.gate_up]),
+            down=joined([mlp.get_submodule(family.down)]),
         )
 
     def norms(self, layer: Any) -> dict[str, Norm]:

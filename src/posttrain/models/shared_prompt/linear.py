@@ -68,7 +68,30 @@ def linear(
 ) -> Float[Tensor, "row outputs"]:
     if isinstance(matrix, PackedWeight):
         return matrix.product(x, bias)
+    if matrix.dtype != x.dtype:
+        return cast(Tensor, _Narrowed.apply(x, matrix, bias))  # type: ignore[no-untyped-call]
     return F.linear(x, matrix, bias)
+
+
+class _Narrowed(torch.autograd.Function):
+    """A product in the type of x, which keeps the matrix itself for the backward pass and no copy in that type."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, matrix)
+        ctx.bias_dtype = None if bias is None else bias.dtype  # type: ignore[attr-defined]
+        return F.linear(x, matrix.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, matrix = ctx.saved_tensors  # type: ignore[attr-defined]
+        bias_dtype: torch.dtype | None = ctx.bias_dtype  # type: ignore[attr-defined]
+        wanted = ctx.needs_input_grad  # type: ignore[attr-defined]
+        return (
+            grad @ matrix.to(grad.dtype) if wanted[0] else None,
+            (grad.T @ x).to(matrix.dtype) if wanted[1] else None,
+            grad.sum(0).to(bias_dtype) if wanted[2] else None,
+        )
 
 
 def for_inference(matrix: Tensor) -> Matrix:
@@ -131,13 +154,18 @@ class DenseWeight:
                     target.copy_(source)
 
 
-def dense_projection(modules: Sequence[nn.Linear | Conv1D], dtype: torch.dtype) -> DenseWeight:
+def dense_projection(
+    modules: Sequence[nn.Linear | Conv1D], dtype: torch.dtype, *, copies: bool = True
+) -> DenseWeight:
     """Linear layers that read the same input as one, outputs side by side, in `dtype`.
 
     Trained layers are joined by a differentiable concatenation, so one product serves all and gradients reach the
     model's parameters.  Frozen ones stay apart: the backward pass would keep a joined copy instead of the parameters.
+    Without `copies` all stay apart, in their own type: the backward pass keeps nothing but the parameters.
     """
     parts = tuple(Part(weight_of(module), module.bias) for module in modules)
+    if not copies:
+        return DenseWeight(parts)
     if all(each.requires_grad for part in parts for each in part.tensors()):
         parts = _joined(parts)
     return DenseWeight(tuple(part.map(lambda tensor: tensor.to(dtype)) for part in parts))
@@ -285,14 +313,14 @@ class AdaptedWeight:
 Weight = DenseWeight | AdaptedWeight
 
 
-def projection(modules: Sequence[nn.Module], dtype: torch.dtype) -> Weight:
+def projection(modules: Sequence[nn.Module], dtype: torch.dtype, *, copies: bool = True) -> Weight:
     """Linear layers that read the same input as one, outputs side by side, in `dtype`: see `dense_projection`.
 
     If one has an adapter or is in 4 bits, the base of all is frozen; one without an adapter gets rank 0.
     """
     layers = [adapted_layer(module) for module in modules]
     if not any(layers) and not any(is_4_bit(module) for module in modules):
-        return dense_projection([cast(nn.Linear | Conv1D, module) for module in modules], dtype)
+        return dense_projection([cast(nn.Linear | Conv1D, module) for module in modules], dtype, copies=copies)
     known = [
         layer or AdaptedLayer(cast(nn.Linear | Conv1D, module), None, 0.0)
         for layer, module in zip(layers, modules, strict=True)

@@ -1,0 +1,237 @@
+"""A policy whose parameters, gradients and moments are split over ranks by torch FSDP2; only this file knows it.
+
+    local = sharded(policy, mesh)              # on every rank of the mesh, before the optimiser is made
+    local.forward.completion_logprobs(…)       # gathers each layer when it begins and frees it when it ends
+    loss.backward()                            # leaves this rank's part of the gradient, *summed* over all ranks
+    with whole_weights(local) as policy: …     # ordinary weights on every rank, to sample or to measure
+    policy = whole_copy(local)                 # ordinary weights in memory of the first rank, to send or to save
+
+A pass over tokens, `whole_weights` and `whole_copy` are *collective*: every rank of the mesh calls them, as often and
+in the same order.  A rank without tokens runs some micro-batch with token weights 0.  Gradients are sums over fixed
+token weights, so they are summed over ranks and never averaged.  They are summed in every backward pass: there is
+nothing to call after the last micro-batch, and no rank ever keeps a whole gradient.  See decision 021.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from posttrain.errors import UserError
+from posttrain.models.adapters.adaptable import is_4_bit
+from posttrain.models.forward import (
+    CompletionBatch,
+    ForwardNeeds,
+    ModelForward,
+    PlainForward,
+    SharedPromptForward,
+    TokenParts,
+    sampled_tokens,
+    token_parts,
+)
+from posttrain.models.model_outputs import recomputable_layers
+from posttrain.models.policy import Policy
+from posttrain.models.shared_prompt.decoder import Decoder
+
+INSIDE = "run_inside"
+"""A method of sharded modules, `run_inside(function, *args)`: calls the function while the module's weights are whole."""
+
+
+def sharded(policy: Policy, mesh: DeviceMesh) -> Policy:
+    """The policy with each parameter split over the ranks of a one-dimensional mesh; its model is changed in place.
+
+    Make copies of the policy (a reference, a critic's trunk) before, and its optimiser after.  A model is sharded
+    once: for another policy of the same model its pass is found again.  Layers in 4 bits stay whole on every rank.
+
+    Raises UserError for a forward pass of your own, and for trained weights of several types.
+    """
+    model = policy.model
+    forward = vars(model).get("sharded_forward")
+    if forward is None:
+        forward = ShardedForward(policy, mesh)
+        vars(model)["sharded_forward"] = forward
+    return replace(policy, forward=forward)
+
+
+def shard_head(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Split a small module that is called as one, such as a value head, in place."""
+    _split(module, mesh, reshard=True)
+
+
+@contextmanager
+def whole_weights(policy: Policy) -> Iterator[Policy]:
+    """Inside, every rank holds the whole model: yields the policy for its weights now; collective.
+
+    Yields the same object each time, for which an engine may be made once.  A policy that is not sharded is yielded
+    itself.  For inference: take no optimiser step and no `state_dict()` inside.
+    """
+    if isinstance(policy.forward, ShardedForward):
+        with policy.forward.gathered():
+            yield policy.forward.whole
+    else:
+        yield policy
+
+
+def whole_copy(policy: Policy) -> Policy | None:
+    """The policy with ordinary weights in CPU memory, on the mesh's first rank; None on the others; collective.
+
+    Goes tensor by tensor, so that the other ranks need room for one.  A policy that is not sharded is returned itself.
+    """
+    return policy.forward.copied() if isinstance(policy.forward, ShardedForward) else policy
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor or the whole one of which it is this rank's part; collective for such a part."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, if `like` is a part; otherwise the tensor itself."""
+    if isinstance(tensor, DTensor) or not isinstance(like, DTensor):
+        return tensor
+    # Every rank has the whole tensor, so none is sent.
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+class ShardedForward:
+    """A forward pass that gathers the weights of each layer for as long as it runs, forward and backward.
+
+    Embeddings, last norm and output layer are gathered from the beginning of a pass to the end of its backward pass.
+    """
+
+    def __init__(self, policy: Policy, mesh: DeviceMesh) -> None:
+        if isinstance(policy.forward, SharedPromptForward):
+            inner: ModelForward = ShardedSharedPrompt(policy.model, policy.compute_dtype)
+        elif isinstance(policy.forward, PlainForward):
+            inner = PlainForward(policy.model, policy.compute_dtype)
+        else:
+            fault = f"policy: its forward pass is a {type(policy.forward).__name__}, which cannot be sharded"
+            raise UserError(f"{fault}.  Use one rank, or make the policy by posttrain.as_policy.")
+        require_shardable(policy.model)
+        self.whole, self.mesh, self.inner, self.padded = policy, mesh, inner, policy.forward.padded
+        self.is_whole = False
+        kept = {each for module in policy.model.modules() if is_4_bit(module) for each in module.parameters()}
+        self.skeleton = without_weights(policy.model, kept)
+        self.layers = recomputable_layers(policy.model)
+        for module in (*reversed(self.layers), policy.model):  # from the inside out
+            _split(module, mesh, reshard=module is not policy.model, ignored=kept)
+        run_inside(policy.model, lambda: None)  # so that FSDP knows its root before any layer runs
+        self._free()
+
+    def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
+        assert not self.is_whole, "inside whole_weights, use the policy that it yields"
+        has_graph = needs.gradient and torch.is_grad_enabled()
+        with torch.set_grad_enabled(has_graph):
+            hidden = cast(Tensor, run_inside(self.whole.model, partial(self.inner.completion_hidden, batch)))
+        parts = token_parts(self.inner, hidden, sampled_tokens(batch).to(hidden.device), needs)
+        if not has_graph:  # no backward pass will free the output layer, which the distributions still need
+            if parts.distributions is not None:
+                layer = parts.distributions.output_layer.copy()
+                parts = replace(parts, distributions=replace(parts.distributions, output_layer=layer))
+            self._free()
+        return parts
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        if self.is_whole:  # by an outer context
+            yield
+            return
+        root = cast(FSDPModule, self.whole.model)
+        self.is_whole = True
+        root.set_reshard_after_forward(False)
+        for module in self._modules:
+            module.unshard()
+        try:
+            yield
+        finally:
+            for layer in self._modules[1:]:
+                layer.set_reshard_after_forward(True, recurse=False)
+            self._free()
+            self.is_whole = False
+
+    @torch.no_grad()
+    def copied(self) -> Policy | None:
+        first = self.mesh.get_local_rank() == 0
+        filled: dict[int, nn.Parameter] = {}
+        pairs = zip(self.skeleton.parameters(), self.whole.model.parameters(), strict=True)
+        for empty, parameter in pairs:
+            if isinstance(parameter, DTensor):
+                tensor = whole(parameter.detach())
+                if first:
+                    filled[id(empty)] = nn.Parameter(tensor.cpu(), parameter.requires_grad)
+            else:
+                filled[id(empty)] = parameter
+        if not first:
+            return None
+        model = copy.deepcopy(self.skeleton, filled)
+        inner = type(self.whole.forward)
+        return replace(self.whole, model=model, forward=inner(model, self.whole.compute_dtype))
+
+    @property
+    def _modules(self) -> list[FSDPModule]:
+        return [cast(FSDPModule, module) for module in (self.whole.model, *self.layers)]
+
+    def _free(self) -> None:
+        for module in self._modules:
+            module.reshard()
+
+
+class ShardedDecoder(Decoder):
+    """Each layer runs while its weights are whole, and keeps no copy of them for the backward pass."""
+
+    copies = False
+
+    def _block(self, index: int, x: Tensor, **rest: Any) -> Tensor:
+        # x is an argument, because FSDP hooks its backward pass to tensors among arguments and results.
+        return cast(Tensor, run_inside(self.block(index), partial(super()._block, index, **rest), x))
+
+
+class ShardedSharedPrompt(SharedPromptForward):
+    """The shared-prompt pass over a sharded model."""
+
+    def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
+        super().__init__(model, compute_dtype)
+        self.decoder = ShardedDecoder(model, compute_dtype)
+
+
+def run_inside(module: nn.Module, function: Callable[..., Tensor | None], *args: Tensor) -> Tensor | None:
+    """The function's result, called while the weights of a sharded module are whole."""
+    return cast(Tensor | None, getattr(module, INSIDE)(function, *args))
+
+
+def require_shardable(model: nn.Module) -> None:
+    """Refuse trained weights of several types, and weights that are a single number."""
+    types = sorted({str(each.dtype).removeprefix("torch.") for each in model.parameters() if each.requires_grad})
+    if len(types) > 1:
+        fault = f"model: its trained weights are of {len(types)} types ({', '.join(types)}), which cannot be sharded"
+        raise UserError(f"{fault}.  Convert them to one, such as model.float(), or use one rank.")
+    for name, parameter in model.named_parameters():
+        if not parameter.ndim:
+            raise UserError(f"model: its weight {name} is one number, which cannot be sharded.  Use one rank.")
+
+
+def without_weights(model: PreTrainedModel, kept: set[nn.Parameter]) -> PreTrainedModel:
+    """The model with empty weights on the meta device, but for those that are kept, which are shared."""
+    empty = {
+        id(each): each if each in kept else nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
+        for each in model.parameters()
+    }
+    return copy.deepcopy(model, empty)
+
+
+def _split(
+    module: nn.Module, mesh: DeviceMesh, *, reshard: bool, ignored: Collection[nn.Parameter] = frozenset()
+) -> None:
+    fully_shard(module, mesh=mesh, reshard_after_forward=reshard, ignored_params=set(ignored))
+    cast(FSDPModule, module).set_gradient_divide_factor(1.0)
+    setattr(module, INSIDE, lambda function, *args: function(*args))
+    register_fsdp_forward_method(module, INSIDE)
