@@ -43,7 +43,7 @@ from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.decoder import Decoder
 
 INSIDE = "run_inside"
-"""A method of sharded modules, `run_inside(function, *args)`: calls the function while the module's weights are whole."""
+"""A method of sharded modules: `run_inside(function, *args)` calls it while the module's weights are whole."""
 
 
 def sharded(policy: Policy, mesh: DeviceMesh) -> Policy:
