@@ -154,9 +154,7 @@ class DenseWeight:
                     target.copy_(source)
 
 
-def dense_projection(
-    modules: Sequence[nn.Linear | Conv1D], dtype: torch.dtype, *, copies: bool = True
-) -> DenseWeight:
+def dense_projection(modules: Sequence[nn.Linear | Conv1D], dtype: torch.dtype, *, copies: bool = True) -> DenseWeight:
     """Linear layers that read the same input as one, outputs side by side, in `dtype`.
 
     Trained layers are joined by a differentiable concatenation, so one product serves all and gradients reach the
