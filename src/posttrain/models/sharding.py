@@ -125,7 +125,9 @@ class ShardedForward:
         for module in (*reversed(self.layers), policy.model):  # from the inside out
             _split(module, mesh, reshard=module is not policy.model, ignored=kept)
         run_inside(policy.model, lambda: None)  # so that FSDP knows its root before any layer runs
-        self._free()
+        for module in self._modules:  # so that it knows what is trained, even if a first pass runs without adapters
+            module.unshard()
+            module.reshard()
 
     def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
         assert not self.is_whole, "inside whole_weights, use the policy that it yields"
@@ -173,8 +175,8 @@ class ShardedForward:
         if not first:
             return None
         model = copy.deepcopy(self.skeleton, filled)
-        inner = type(self.whole.forward)
-        return replace(self.whole, model=model, forward=inner(model, self.whole.compute_dtype))
+        kind = PlainForward if self.padded else SharedPromptForward
+        return replace(self.whole, model=model, forward=kind(model, self.whole.compute_dtype))
 
     @property
     def _modules(self) -> list[FSDPModule]:

@@ -9,6 +9,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from posttrain.errors import RunError
+from posttrain.models.sharding import part_like, whole
 
 Tensors = Mapping[str, Tensor]
 FROZEN = "frozen"
@@ -28,9 +29,11 @@ def module_tensors(module: Module, names: Collection[str] | None = None) -> dict
 
 
 def restore_module(module: Module, tensors: Tensors, names: Collection[str] | None = None) -> None:
-    """Copy saved tensors into a module.  Raises RunError for a wrong name or shape before anything is copied."""
-    refuse_mismatch("the model", shapes(module_tensors(module, names)), tensors)
-    module.load_state_dict(dict(tensors), strict=False)  # strict would require frozen and tied names
+    """Copy saved tensors, whole ones or parts like the module's, into it.  Raises RunError for a wrong name or shape before anything is copied."""
+    own = module_tensors(module, names)
+    refuse_mismatch("the model", shapes(own), tensors)
+    parts = {name: part_like(tensor, own[name]) for name, tensor in tensors.items()}
+    module.load_state_dict(parts, strict=False)  # strict would require frozen and tied names
 
 
 def untied(module: Module) -> dict[str, Tensor]:
@@ -57,13 +60,14 @@ def shapes(tensors: Tensors) -> dict[str, torch.Size]:
 def frozen_digest(module: Module) -> str:
     """SHA-256 over the frozen tensors: names, types and numbers; empty where nothing is frozen.
 
-    A checkpoint does not hold these weights and is useless with others.  Takes a second for each 1.5 GB.
+    A checkpoint does not hold these weights and is useless with others.  Takes a second for each 1.5 GB.  Of a sharded
+    module it is collective, and the same.
     """
     named = untied(module)
     frozen = named.keys() - trained_names(module, named)
     digest = hashlib.sha256()
     for name in sorted(frozen):
-        tensor = named[name].detach().cpu().contiguous()
+        tensor = whole(named[name].detach()).cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {[*tensor.shape]}\n".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest() if frozen else ""
@@ -106,12 +110,15 @@ def restore_optimizer(optimizer: Optimizer, tensors: Tensors, state: Mapping[str
     expected: dict[str, torch.Size] = {}
     entries: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        index, entry = name.split(".")
-        entries.setdefault(int(index), {})[entry] = tensor.clone()
+        index = name.split(".")[0]
         if int(index) < len(parameters):
             # Counters such as Adam's `step` are scalars; every other entry has the shape of its parameter.
             expected[name] = tensor.shape if tensor.ndim == 0 else parameters[int(index)].shape
     refuse_mismatch("the optimiser", expected, tensors)
+    for name, tensor in tensors.items():
+        index, entry = name.split(".")
+        part = part_like(tensor, parameters[int(index)]) if tensor.ndim else tensor
+        entries.setdefault(int(index), {})[entry] = part.clone()
     groups = state["param_groups"]
     live = optimizer.state_dict()["param_groups"]
     if not isinstance(groups, list) or [g["params"] for g in groups] != [g["params"] for g in live]:

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.batch import Batch, completions_of
 from posttrain.errors import UserError
@@ -29,6 +30,7 @@ from posttrain.models.loading.model_folder import load_beside
 from posttrain.models.loading.saving import require_loadable, save_policy, whole_folder
 from posttrain.models.model_outputs import trunk as without_output_layer
 from posttrain.models.policy import Policy
+from posttrain.models.sharding import shard_head, sharded
 from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.options.algorithm import CriticOptions
 from posttrain.options.model import ModelOptions
@@ -83,6 +85,13 @@ class Critic:
                     " with."
                 )
             self.head.load_state_dict(saved)
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Split its weights over ranks, before its optimiser is made."""
+        self.policy = sharded(self.policy, mesh)
+        if self.own_trunk is not None:
+            self.own_trunk = sharded(self.own_trunk, mesh)
+        shard_head(self.head, mesh)
 
     @property
     def trunk(self) -> Policy:

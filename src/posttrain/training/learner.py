@@ -8,6 +8,7 @@ from random import Random
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.token_locality import LocalityCheck
@@ -18,6 +19,7 @@ from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_layers import require_whole_adapter
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
+from posttrain.models.sharding import sharded
 from posttrain.needs import Need
 from posttrain.options.training import UpdateOptions, require_adapter_decay
 from posttrain.records import Group
@@ -30,7 +32,15 @@ from posttrain.training.collector import CollectedStep
 from posttrain.training.credited_step import EXPLAINED, ActorCriticState, CreditedStep, StepModels, credited_step
 from posttrain.training.critic import CRITIC, Critic
 from posttrain.training.metrics import UpdateReport, kl_limit
-from posttrain.training.reference import Reference, Teacher, UncopiedPolicy, named_reference, reference_of, teacher_of
+from posttrain.training.reference import (
+    Reference,
+    Teacher,
+    UncopiedPolicy,
+    named_reference,
+    reference_of,
+    refreshed,
+    teacher_of,
+)
 from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update
 
 
@@ -67,10 +77,12 @@ class Learner:
         *,
         parameter_groups: Sequence[optimizer.ParameterGroup] = (),
         own_optimizer: optimizer.OwnOptimizer | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         """Parameter groups set rates and clipping of modules; a caller's optimiser replaces AdamW and its options.
 
-        Raises UserError if that optimiser meets a critic, or if a parameter is in no group.
+        With a mesh all weights are sharded over its ranks; `Learner.policy` is then the policy that runs.
+        Raises UserError if an own optimiser meets a critic or a mesh, or if a parameter is in no group.
         """
         self.policy, self.algorithm, self.settings = policy, algorithm, settings
         self.passes = settings.update.passes(algorithm.passes)
@@ -82,18 +94,6 @@ class Learner:
             raise UserError(
                 f"optimizer: {algorithm.name} trains a critic, which yours does not include.  Leave it out."
             )
-        if own_optimizer is not None:
-            self.optimizer = own_optimizer.optimizer
-        else:
-            groups = [*parameter_groups] or [
-                optimizer.ParameterGroup(module=optimizer.POLICY, parameters=[*policy.model.parameters()])
-            ]
-            groups += [] if self.critic is None else [self.critic.parameter_group]
-            self.optimizer = optimizer.new_optimizer(groups, settings.update)
-        optimizer.require_all_trained(self.optimizer, policy.model)
-        require_whole_adapter(policy.model)
-        if lora_layers(policy.model):
-            require_adapter_decay(settings.update, "update")
         self.reference: Reference | None = None
         if algorithm.uses_reference:
             path = settings.reference_path
@@ -101,11 +101,38 @@ class Learner:
         self.teacher: Teacher | None = None
         if algorithm.uses_teacher and algorithm.teacher is not None:
             self.teacher = teacher_of(policy, algorithm.teacher, settings.template_options)
+        if mesh is not None:
+            self._shard(mesh, is_own=own_optimizer is not None or bool(parameter_groups))
+        self.optimizer = self._made_optimizer(parameter_groups)
+        optimizer.require_all_trained(self.optimizer, policy.model)
+        require_whole_adapter(policy.model)
+        if lora_layers(policy.model):
+            require_adapter_decay(settings.update, "update")
         self.num_updates = 0
         """Optimiser updates so far: the version of the policy's weights."""
         self.check_terms = LocalityCheck()
         self.left_out = 0
         """Updates of the last step that were skipped because the KL limit was exceeded."""
+
+    def _shard(self, mesh: DeviceMesh, *, is_own: bool) -> None:
+        """Split every model over the mesh's ranks; copies have been made, and the optimiser has not."""
+        if is_own:
+            fault = "yours is over whole weights, which several ranks split"
+            raise UserError(f"optimizer: {fault}.  Leave it and parameter groups out, or use one rank.")
+        for holder in (self.critic, self.reference, self.teacher):
+            if holder is not None:
+                holder.shard(mesh)
+        self.policy = sharded(self.policy, mesh)
+
+    def _made_optimizer(self, parameter_groups: Sequence[optimizer.ParameterGroup]) -> torch.optim.Optimizer:
+        if self.own_optimizer is not None:
+            return self.own_optimizer.optimizer
+        everything = optimizer.ParameterGroup(
+            module=optimizer.POLICY, parameters=[*self.policy.model.parameters()]
+        )
+        groups = [*parameter_groups] or [everything]
+        groups += [] if self.critic is None else [self.critic.parameter_group]
+        return optimizer.new_optimizer(groups, self.settings.update)
 
     def credit(self, collected: CollectedStep, clock: Clock) -> CreditedStep:
         """The step with its advantages; on all ranks, which share its passes."""
@@ -162,7 +189,7 @@ class Learner:
                 self.actor_critic_state = replace(self.actor_critic_state, begun=True)
         every = settings.refresh_reference_every
         if self.reference is not None and every and step % every == 0:
-            self.reference = reference_of(self.policy)
+            self.reference = refreshed(self.reference, self.policy)
         return reports
 
     def try_gradient(self, batches: Sequence[Batch], clock: Clock) -> None:

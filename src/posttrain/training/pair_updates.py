@@ -12,6 +12,7 @@ from typing import Literal, TypeVar, get_args
 import torch
 from jaxtyping import Float64
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.algorithms import preference_losses
 from posttrain.algorithms.preference_losses import OfPairs, PairObjective
@@ -20,12 +21,13 @@ from posttrain.errors import RunError
 from posttrain.models.classifiers.heads import TextScorer
 from posttrain.models.forward import Completions
 from posttrain.models.policy import Policy
+from posttrain.models.sharding import sharded
 from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.options.pairs import DpoOptions, RewardTrainingOptions
 from posttrain.ranks.group import Dealt
 from posttrain.records import Preference
 from posttrain.runs.tensor_state import Tensors
-from posttrain.training.reference import Reference, reference_of
+from posttrain.training.reference import Reference, reference_of, refreshed
 
 AnswerLengths = Callable[[Preference], tuple[int, int]]
 """Tokens of the chosen and of the rejected answer that go through the model."""
@@ -321,7 +323,12 @@ class PairReference:
 
     def refresh(self) -> None:
         if self.reference is not None:
-            self.reference = reference_of(self.policy)
+            self.reference = refreshed(self.reference, self.policy)
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        self.policy = sharded(self.policy, mesh)
+        if self.reference is not None:
+            self.reference.shard(mesh)
 
     def logprobs(self, which: Which, numbers: Sequence[int], pairs: Sequence[Preference]) -> OfPairs:
         if which not in self.kept:

@@ -12,14 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.errors import UserError
 from posttrain.models.adapters import in_force
 from posttrain.models.adapters.lora import UP
+from posttrain.models.adapters.peft_layers import peft_layers
 from posttrain.models.loading.construction import linear_matrices
 from posttrain.models.loading.model_folder import load_beside
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
+from posttrain.models.sharding import sharded, whole
 from posttrain.options.algorithm import PLACES, TeacherOptions
 from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
@@ -32,6 +35,9 @@ class Reference(Protocol):
     """A policy to compare with."""
 
     def entered(self) -> AbstractContextManager[Policy]: ...
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Split its weights over ranks, before an optimiser of the policy is made."""
 
     def tensors(self) -> Tensors: ...
 
@@ -59,6 +65,9 @@ class FrozenCopy:
     def entered(self) -> Iterator[Policy]:
         yield self.policy
 
+    def shard(self, mesh: DeviceMesh) -> None:
+        self.policy = sharded(self.policy, mesh)
+
     def tensors(self) -> Tensors:
         return module_tensors(self.policy.model, self.trained)
 
@@ -74,7 +83,7 @@ class EarlierAdapter:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        matrices = in_force.adapter_tensors(policy.model)
+        matrices = {name: whole(each) for name, each in in_force.adapter_tensors(policy.model).items()}
         is_base = all(not bool(each.any()) for name, each in matrices.items() if f".{UP}" in name)
         self.kept: Mapping[str, Tensor] | None = None if is_base else {n: each.clone() for n, each in matrices.items()}
         """The earlier matrices; None if the adapter is off."""
@@ -85,6 +94,14 @@ class EarlierAdapter:
         with in_force.adapter_off(model) if self.kept is None else in_force.adapter_as(model, self.kept):
             yield self.policy
 
+    def shard(self, mesh: DeviceMesh) -> None:
+        if self.kept is not None and peft_layers(self.policy.model):
+            raise UserError(
+                "reference: earlier matrices of an adapter in peft's layers cannot stand in for sharded ones.  Load the"
+                " adapter from its folder (model.adapter.path), or use one rank."
+            )
+        self.policy = sharded(self.policy, mesh)
+
     def tensors(self) -> Tensors:
         return self.kept or {}
 
@@ -92,7 +109,8 @@ class EarlierAdapter:
         matrices = in_force.adapter_tensors(self.policy.model)
         if tensors:
             refuse_mismatch("the reference's adapter", shapes(matrices), tensors)
-        self.kept = {name: each.to(matrices[name], copy=True) for name, each in tensors.items()} if tensors else None
+        like = {name: {"device": each.device, "dtype": each.dtype} for name, each in matrices.items()}
+        self.kept = {name: each.to(**like[name], copy=True) for name, each in tensors.items()} if tensors else None
 
 
 class UncopiedPolicy:
@@ -106,6 +124,9 @@ class UncopiedPolicy:
         with in_force.without_dropout(self.policy.model):
             yield self.policy
 
+    def shard(self, mesh: DeviceMesh) -> None:
+        self.policy = sharded(self.policy, mesh)
+
     def tensors(self) -> Tensors:
         return {}
 
@@ -115,6 +136,14 @@ class UncopiedPolicy:
 
 def reference_of(policy: Policy) -> Reference:
     return EarlierAdapter(policy) if in_force.trains_adapter_alone(policy.model) else FrozenCopy(policy)
+
+
+def refreshed(reference: Reference, policy: Policy) -> Reference:
+    """The policy as it is now, as the reference; a copy is filled anew, in its own memory."""
+    if not isinstance(reference, FrozenCopy):
+        return reference_of(policy)
+    reference.restore(module_tensors(policy.model, reference.trained))
+    return reference
 
 
 def named_reference(path: str, policy: Policy) -> Reference:
@@ -223,6 +252,9 @@ class Teacher:
 
     def entered(self) -> AbstractContextManager[Policy]:
         return self.reference.entered()
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        self.reference.shard(mesh)
 
     def prompts(self, groups: Sequence[Group], grades: Grades) -> TeacherPrompts | None:
         return None if self._prompts is None else self._prompts.of(groups, grades)
