@@ -29,7 +29,10 @@ def module_tensors(module: Module, names: Collection[str] | None = None) -> dict
 
 
 def restore_module(module: Module, tensors: Tensors, names: Collection[str] | None = None) -> None:
-    """Copy saved tensors, whole ones or parts like the module's, into it.  Raises RunError for a wrong name or shape before anything is copied."""
+    """Copy saved tensors, whole ones or parts like the module's, into it.
+
+    Raises RunError for a wrong name or shape before anything is copied.
+    """
     own = module_tensors(module, names)
     refuse_mismatch("the model", shapes(own), tensors)
     parts = {name: part_like(tensor, own[name]) for name, tensor in tensors.items()}
