@@ -1,0 +1,181 @@
+"""1, 2 and 3 ranks take one step: the gradient of a sharded policy is that of a whole one."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from posttrain.algorithms.table import ALGORITHMS
+from posttrain.batch import Batch
+from posttrain.models.model_outputs import enable_recomputation
+from posttrain.models.policy import Policy, as_policy
+from posttrain.models.sharding import part_like, whole, whole_copy, whole_weights
+from posttrain.runs.progress import Clock
+from posttrain.training.learner import Learner
+from posttrain.training.optimizer import apply_gradients
+from posttrain.training.update import Observations, micro_losses
+from tests.support.adapted import adapted_policy
+from tests.support.ranks import mesh_of, run_ranks
+from tests.support.stages import stages_with
+from tests.support.tiny import through_its_own_forward, tiny_model, tiny_policy, tokenizer
+
+RANKS = (2, 3)
+TIGHT = 1e-12
+K3 = {"coefficient": 0.1, "estimator": "k3", "place": "loss"}
+CRITIC = {"fit_steps": 0}
+TEACHER = {"weights": "start", "sees": "sibling", "template": "{prompt}{shown}", "correct_from": 0.0}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step of training that all numbers of ranks take."""
+
+    algorithm: Mapping[str, object] = field(default_factory=lambda: {"name": "grpo", "kl": K3})
+    policy: Callable[[], Policy] = tiny_policy
+    tokens_per_microbatch: int = 40
+    """Few enough for more micro-batches than ranks."""
+
+
+def float64_lora(**options: Any) -> Policy:
+    return adapted_policy(dtype=torch.float64, **options)
+
+
+def with_frozen_parts() -> Policy:
+    policy = tiny_policy("llama")
+    policy.model.get_input_embeddings().requires_grad_(False)
+    policy.model.model.layers[0].requires_grad_(False)
+    policy.model.model.layers[1].mlp.up_proj.requires_grad_(False)
+    return policy
+
+
+def recomputing(forward: str) -> Policy:
+    model = tiny_model("llama", exact=False)
+    enable_recomputation(model)
+    return as_policy(model, tokenizer(), forward=forward)
+
+
+CASES = {
+    **{name: Case({"name": name}) for name in ALGORITHMS if name not in ("ppo", "distill")},
+    "grpo with KL k3": Case(),
+    "grpo with the full KL": Case({"name": "grpo", "kl": {**K3, "estimator": "full"}}),
+    "grpo with KL in the reward": Case({"name": "grpo", "kl": {**K3, "place": "reward"}}),
+    "ppo": Case({"name": "ppo", "critic": CRITIC, "kl": {**K3, "estimator": "k1", "place": "reward"}}),
+    "ppo, linear head, trunk apart from values": Case(
+        {"name": "ppo", "critic": {**CRITIC, "head": "linear", "through_trunk": False}}
+    ),
+    "ppo with a trunk of the critic": Case({"name": "ppo", "critic": {**CRITIC, "trunk": "own"}, "kl": K3}),
+    "distill": Case({"name": "distill", "teacher": TEACHER}),
+    "distill whole distributions": Case({"name": "distill", "teacher": TEACHER, "signal": "full"}),
+    "an untied head": Case(policy=lambda: tiny_policy("llama")),
+    "gemma2": Case(policy=lambda: tiny_policy("gemma2")),
+    "transposed layers": Case(policy=lambda: tiny_policy("gpt2")),
+    "the plain pass": Case(policy=lambda: through_its_own_forward(tiny_policy("llama"))),
+    "the plain pass, for a model that has no other": Case(policy=lambda: tiny_policy("gpt2_plain")),
+    "frozen parts": Case(policy=with_frozen_parts),
+    "recomputation": Case(policy=lambda: recomputing("auto")),
+    "recomputation in the plain pass": Case(policy=lambda: recomputing("plain")),
+    "LoRA": Case(policy=float64_lora),
+    "LoRA from the base": Case(policy=lambda: float64_lora(filled=False)),
+    "LoRA in 4 bits": Case(policy=lambda: float64_lora(nf4=True)),
+    "LoRA and a trunk of the critic": Case({"name": "ppo", "critic": {**CRITIC, "trunk": "own"}}, float64_lora),
+    "more ranks than micro-batches": Case(tokens_per_microbatch=10_000),
+}
+
+
+def trained(learner: Learner) -> dict[str, nn.Parameter]:
+    modules = {"policy": learner.policy.model, **({} if learner.critic is None else dict(learner.critic.modules))}
+    return {
+        f"{owner}.{name}": parameter
+        for owner, module in modules.items()
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+@torch.no_grad()
+def move(learner: Learner) -> None:
+    """Move the trained weights, so that ratios are not 1 and no KL is 0."""
+    for number, (_, parameter) in enumerate(sorted(trained(learner).items())):
+        noise = np.random.Generator(np.random.Philox(number)).random(parameter.shape) - 0.5
+        parameter += part_like(torch.from_numpy(noise * 0.05).to(parameter.dtype), parameter)
+
+
+def gradients(learner: Learner, batch: Batch, rank: int, size: int, budget: int) -> dict[str, Tensor | None]:
+    """The update's gradient of each parameter; micro-batches are dealt out, and a rank without one weighs nothing."""
+    micros = list(batch.split(budget, padded=learner.policy.forward.padded))
+    for turn in range(ceil(len(micros) / size)):
+        counts = (place := turn * size + rank) < len(micros)
+        micro = micros[place if counts else 0]
+        for share in micro_losses(learner.policy, micro, learner.objective(), Observations()):
+            (share if counts else 0 * share).backward()
+    found = {name: parameter.grad for name, parameter in trained(learner).items()}
+    return {name: None if grad is None else whole(grad).clone() for name, grad in found.items()}
+
+
+def step(case: Case, mesh: DeviceMesh | None, rank: int, size: int) -> dict[str, Any]:
+    """A step's credit, gradient and update, by a whole learner or by this rank of a mesh."""
+    stages = stages_with(case.algorithm, policy=case.policy())
+    collected, learner = stages.collected(), stages.learner
+    if mesh is not None:
+        learner = Learner(case.policy(), learner.algorithm, learner.settings, mesh=mesh)
+    move(learner)
+    credited = learner.credit(collected, Clock())
+    batch = learner.batches(credited, Clock())[0]
+    found: dict[str, Any] = {"gradients": gradients(learner, batch, rank, size, case.tokens_per_microbatch)}
+    found["credit"] = {"advantages": batch.columns.advantages, **batch.columns.known}
+    found["norms"] = apply_gradients(learner.optimizer, 1e-3, 1.0)
+    with whole_weights(learner.policy) as policy, torch.no_grad():
+        found["gathered"] = policy.completion_logprobs(batch)
+    with torch.no_grad():
+        found["sharded"] = learner.policy.completion_logprobs(batch)
+    copied = whole_copy(learner.policy)
+    if copied is not None:
+        found["copied"] = copied.completion_logprobs(batch).detach()
+    return found
+
+
+def steps_of(rank: int) -> Mapping[str, Any]:
+    meshes = {size: mesh_of(size) for size in RANKS}
+    found: dict[str, Any] = {}
+    for name, case in CASES.items():
+        found[name, 1] = step(case, None, 0, 1) if rank == 0 else None
+        for size, mesh in meshes.items():
+            if mesh is not None:
+                found[name, size] = step(case, mesh, rank, size)
+    return found
+
+
+@cache
+def steps() -> Mapping[Any, Any]:
+    return run_ranks(max(RANKS), steps_of)
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).norm() / expected.norm().clamp_min(1e-300)).item()
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_take_one_step(name: str, size: int) -> None:
+    one, several = steps()[name, 1], steps()[name, size]
+    assert several["gradients"].keys() == one["gradients"].keys()
+    whole_gradient = torch.cat([each.flatten() for each in one["gradients"].values() if each is not None])
+    assert whole_gradient.norm() > 1e-6
+    for parameter, expected in one["gradients"].items():
+        found = several["gradients"][parameter]
+        assert (found is None) == (expected is None), parameter
+        if expected is not None:
+            assert (found - expected).norm() <= TIGHT * max(expected.norm(), 1e-3 * whole_gradient.norm()), parameter
+    assert several["credit"].keys() == one["credit"].keys()
+    for column, numbers in one["credit"].items():
+        assert (several["credit"][column] - numbers).abs().max() <= 1e-11, column
+    assert several["norms"] == pytest.approx(one["norms"], rel=TIGHT)
+    for weights in ("gathered", "sharded", "copied"):
+        assert (several[weights] - one["copied"]).abs().max() <= 1e-6, weights
