@@ -234,6 +234,8 @@ def _split(
     module: nn.Module, mesh: DeviceMesh, *, reshard: bool, ignored: Collection[nn.Parameter] = frozenset()
 ) -> None:
     fully_shard(module, mesh=mesh, reshard_after_forward=reshard, ignored_params=set(ignored))
-    cast(FSDPModule, module).set_gradient_divide_factor(1.0)
+    split = cast(FSDPModule, module)
+    split.set_gradient_divide_factor(1.0)  # a sum, not a mean,
+    split.set_force_sum_reduction_for_comms(True)  # which gloo has no scaled kind of
     setattr(module, INSIDE, lambda function, *args: function(*args))
     register_fsdp_forward_method(module, INSIDE)

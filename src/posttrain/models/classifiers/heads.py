@@ -35,7 +35,7 @@ class ScoreHead(nn.Module):
         self.weight = nn.Parameter(drawn.to(dtype))
 
     def forward(self, hidden: Float[Tensor, "text hidden"]) -> Float[Tensor, " text"]:
-        return F.linear(hidden.to(self.weight.dtype), self.weight).squeeze(-1)
+        return F.linear(hidden.to(self.weight.dtype), self.weight).squeeze(-1).clone()  # no view: sharding hooks it
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class ValueHead(nn.Module):
         x = hidden.to(self.output.weight.dtype)
         if self.widening is not None:
             x = torch.relu(self.widening(x))
-        return cast(Tensor, self.output(x))[:, 0]
+        return cast(Tensor, self.output(x))[:, 0].clone()  # no view: sharding hooks it
 
     @torch.no_grad()
     def expect(self, mean: float) -> None:

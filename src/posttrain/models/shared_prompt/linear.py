@@ -68,7 +68,7 @@ def linear(
 ) -> Float[Tensor, "row outputs"]:
     if isinstance(matrix, PackedWeight):
         return matrix.product(x, bias)
-    if matrix.dtype != x.dtype:
+    if matrix.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
         return cast(Tensor, _Narrowed.apply(x, matrix, bias))  # type: ignore[no-untyped-call]
     return F.linear(x, matrix, bias)
 
