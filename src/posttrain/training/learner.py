@@ -127,9 +127,7 @@ class Learner:
     def _made_optimizer(self, parameter_groups: Sequence[optimizer.ParameterGroup]) -> torch.optim.Optimizer:
         if self.own_optimizer is not None:
             return self.own_optimizer.optimizer
-        everything = optimizer.ParameterGroup(
-            module=optimizer.POLICY, parameters=[*self.policy.model.parameters()]
-        )
+        everything = optimizer.ParameterGroup(module=optimizer.POLICY, parameters=[*self.policy.model.parameters()])
         groups = [*parameter_groups] or [everything]
         groups += [] if self.critic is None else [self.critic.parameter_group]
         return optimizer.new_optimizer(groups, self.settings.update)
