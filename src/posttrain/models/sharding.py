@@ -125,9 +125,9 @@ class ShardedForward:
         for module in (*reversed(self.layers), policy.model):  # from the inside out
             _split(module, mesh, reshard=module is not policy.model, ignored=kept)
         run_inside(policy.model, lambda: None)  # so that FSDP knows its root before any layer runs
-        for module in self._modules:  # so that it knows what is trained, even if a first pass runs without adapters
-            module.unshard()
-            module.reshard()
+        for part in self._modules:  # so that it knows what is trained, even if a first pass runs without adapters
+            part.unshard()
+            part.reshard()
 
     def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
         assert not self.is_whole, "inside whole_weights, use the policy that it yields"

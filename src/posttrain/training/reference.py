@@ -109,8 +109,8 @@ class EarlierAdapter:
         matrices = in_force.adapter_tensors(self.policy.model)
         if tensors:
             refuse_mismatch("the reference's adapter", shapes(matrices), tensors)
-        like = {name: {"device": each.device, "dtype": each.dtype} for name, each in matrices.items()}
-        self.kept = {name: each.to(**like[name], copy=True) for name, each in tensors.items()} if tensors else None
+        kept = {n: each.to(matrices[n].device, matrices[n].dtype, copy=True) for n, each in tensors.items()}
+        self.kept = kept or None
 
 
 class UncopiedPolicy:
