@@ -52,6 +52,7 @@ def output_text(done: Execution) -> str:
         output = f"{output[:MOST_CHARACTERS]}\n[cut: {len(output)} characters, of which {MOST_CHARACTERS} are shown]"
     if done.succeeded:
         return output.rstrip("\n")
-    lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit status {done.status}"]
+    silent = f"exit status {done.status}" if done.compiled else "SyntaxError: not a Python program"
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [silent]
     fault = ENDS.get(done.exit, f"Error: {lines[-1][:500]}")
     return f"{output.rstrip()}\n{fault}".lstrip("\n")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from posttrain.options.bounds import Bounded, PositiveFloat, PositiveInt, Share
+from posttrain.schemas import require_no_password
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,3 +24,7 @@ class EnvironmentOptions(Bounded):
     """Replies that are made at the same time."""
     max_failures: Share = 0.05
     """Largest share of a step's completions that may end as `failed`; above it the run stops."""
+
+    def __post_init__(self) -> None:
+        require_no_password(self.url, "url", "Use the server's plain address; no password is sent to it.")
+        super().__post_init__()
