@@ -22,6 +22,7 @@ COMMANDS = {
     "eval": ("evaluate", "measure a model on problems that are held out from training"),
     "chat": ("chat", "ask a model by hand"),
     "serve": ("serve", "serve a model at an OpenAI-compatible endpoint"),
+    "replay": ("train.replay", "train a run again from its rollout files, and compare the weights to the bit"),
     "trace": ("trace", "show one rollout token by token: state, action, log-prob, reward, advantage"),
     "plan": ("plan.show_plan", "show the memory of a recipe, before anything is loaded"),
     "check-task": ("check_task", "show what a reward pays for right answers and for cheap tricks"),

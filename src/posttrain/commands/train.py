@@ -1,4 +1,4 @@
-"""The commands that train: `posttrain rl`, `sft`, `reward-model` and `dpo`, and `irl`, which finds a reward."""
+"""The commands that train: `posttrain rl`, `sft`, `reward-model` and `dpo`; `irl`, which finds a reward; `replay`."""
 
 import math
 from collections.abc import Sequence
@@ -75,6 +75,13 @@ PROGRAMS = {
         " override earlier; flags override them all.  The options of world, demonstrations, features and method depend"
         " on their names.",
     ),
+    "replay": CommandSpec(
+        name="posttrain replay RUN",
+        description="Train the weights of a run of `posttrain rl` again from its rollout files, without sampling or"
+        " grading, and compare them with every checkpoint, to the bit.  Nothing in the folder changes.",
+        switches=TrustSwitch(),
+        only=("model.path", "run.threads"),
+    ),
 }
 TRAINS: dict[str, tuple[type[TrainingConfig], str, str, str]] = {
     "rl": (Config, "posttrain.training.rl", "train", "show_rl_plan"),
@@ -133,6 +140,18 @@ def irl(arguments: Sequence[str]) -> int:
 
     recover(config)
     return 0
+
+
+def replay(arguments: Sequence[str]) -> int:
+    """Replay a run, and say how its weights compare with the checkpoints."""
+    run, given = split_arguments(arguments, PROGRAMS["replay"]).only("RUN")
+    config, _ = given.resumed(Config, run, may_change=("model.path", "run.threads"))
+    from posttrain.training.replay import replay as replayed
+
+    found = replayed(config, show=partial(print, flush=True))
+    if not found.equal:
+        print("The weights differ.  Something else than the rollouts has changed: versions, threads, model or rows.")
+    return 0 if found.equal else 1
 
 
 def show_prompts(config: Config, count: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
@@ -22,12 +23,16 @@ from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout, Tok
 from posttrain.runs.reports import ScoredCompletions, UpdateTokens
 
 NO_COLUMNS: Mapping[str, Tensor] = MappingProxyType({})
+NO_METADATA: Mapping[str, str] = MappingProxyType({})
 NEEDED = (
     *("draw", "sample", "prompt_id", "prompt", "prompt_tokens", "tokens", "logprobs", "finish", "completion"),
     "reward",
 )
 """Columns that `read_rollouts` requires."""
 PROCESS, SAMPLED = "process_rewards", "sampled"
+VERSION, SPANS = "weights_version", "weights_versions"
+SUMS = "posttrain.rewards"
+"""The metadata with the weights and bounds of the reward functions in that step, as JSON."""
 EXACT = 2**53
 """The largest integer below which a float64 represents all integers."""
 
@@ -43,7 +48,8 @@ def parquet_bytes(
     """All rollouts of a step as a parquet file.
 
     `tokens` has all tokens of a completion, `sampled` which of them the policy sampled.  `logprobs`, `cut_logprobs` and
-    token columns, such as `token_advantages`, have a number for each sampled token.
+    token columns, such as `token_advantages`, have a number for each sampled token.  All that a step is trained on is
+    exact: `runs.recorded_step` reads it back.
     """
     assert grades.rewards.shape == advantages.shape == (len(groups), len(groups[0].rollouts))
     columns = {**rollout_columns(step, groups), **grade_columns(grades, advantages)}
@@ -51,7 +57,13 @@ def parquet_bytes(
     for name, column in token_columns.items():  # None for completions after its end
         values = column.tolist()
         columns[name] = [values[start:end] or None for start, end in pairwise([0, *ends])]
-    return table_bytes(columns, TYPES | dict.fromkeys(token_columns, "double list"))
+    weights = dict(zip(grades.names, grades.weights.tolist(), strict=True))
+    sums = {"weights": weights, "clips": {name: [*map(str, bounds)] for name, bounds in grades.clips.items()}}
+    types = {**TYPES, **dict.fromkeys(token_columns, "double list")}
+    exact = np.array([each for group in groups for rollout in group.rollouts for each in rollout.logprobs])
+    if (exact.astype(np.float32) != exact).any():  # of a model in float64, or an engine that has them so
+        types["logprobs"] = "double list"
+    return table_bytes(columns, types, {SUMS: json.dumps(sums)})
 
 
 def evaluation_bytes(
@@ -117,6 +129,7 @@ TYPES = {
     "prompt_tokens": "int32 list",
     "logprobs": "float list",
     "cut_logprobs": "float list",
+    "weights_versions": "int32 lists",
     "alternative_tokens": "int32 lists",
     "alternative_logprobs": "float lists",
     "reward": "double",
@@ -127,7 +140,11 @@ TYPES = {
 """By name or prefix before the slash; other columns have the type of their values."""
 
 
-def table_bytes(columns: Mapping[str, Sequence[object]], types: Mapping[str, str] = TYPES) -> bytes:
+def table_bytes(
+    columns: Mapping[str, Sequence[object]],
+    types: Mapping[str, str] = TYPES,
+    metadata: Mapping[str, str] = NO_METADATA,
+) -> bytes:
     """A table as a parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -140,7 +157,7 @@ def table_bytes(columns: Mapping[str, Sequence[object]], types: Mapping[str, str
         for name, column in columns.items()
     }
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(arrays), sink, compression="zstd")
+    pq.write_table(pa.table(arrays, metadata=dict(metadata) or None), sink, compression="zstd")
     return bytes(sink.getvalue())
 
 
@@ -153,6 +170,7 @@ def rollout_columns(step: int, groups: Sequence[Group]) -> dict[str, list[object
         f"alternative_{name}": [[[each[place] for each in likeliest] for likeliest in tokens] for tokens in kept]
         for place, name in enumerate(("tokens", "logprobs") if len(kept) == len(rows) else ())
     }
+    spans: list[object] = [[*map(list, rollout.sequence.versions)] for _, rollout in rows]
     return {
         "step": [step for _ in rows],
         "draw": [group.draw for group, _ in rows],
@@ -167,7 +185,8 @@ def rollout_columns(step: int, groups: Sequence[Group]) -> dict[str, list[object
         "cut_logprobs": [rollout.cut_logprobs for _, rollout in rows],
         **alternatives,
         "finish": [rollout.finish.value for _, rollout in rows],
-        "weights_version": [rollout.weights_version for _, rollout in rows],
+        VERSION: [rollout.weights_version for _, rollout in rows],
+        **({SPANS: spans} if any(len(rollout.sequence.versions) > 1 for _, rollout in rows) else {}),
         "columns": [columns_json[group.draw] for group, _ in rows],
     }
 
@@ -286,6 +305,7 @@ def group_of(draw: int, rows: Sequence[dict[str, Any]]) -> Group:
                 tokens=tuple(row["tokens"]),
                 sampled=tuple(row[SAMPLED]),
                 logprobs=tuple(row["logprobs"]),
+                versions=tuple((first, version) for first, version in row.get(SPANS) or [(0, row.get(VERSION, 0))]),
                 finish=Finish(row["finish"]),
             ),
             text=row["completion"],

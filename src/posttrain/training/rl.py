@@ -27,12 +27,13 @@ from posttrain.schemas import did_you_mean
 from posttrain.tasks.base import Task
 from posttrain.tasks.dataset import Rows
 from posttrain.training import report
-from posttrain.training.collector import CollectedStep, no_journal
+from posttrain.training.collector import no_journal
 from posttrain.training.credited_step import CreditedStep
 from posttrain.training.evaluation import held_out_metrics
 from posttrain.training.held_out import evaluate_when_due, held_out_score, measure
 from posttrain.training.learner import earlier_rollouts, warm_start
-from posttrain.training.metrics import UpdateReport, step_metrics, step_tokens, update_metrics
+from posttrain.training.metrics import UpdateReport, step_metrics, update_metrics
+from posttrain.training.replay import count_step
 from posttrain.training.session import (
     NO_CALLER,
     CallerObjects,
@@ -208,14 +209,6 @@ def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -
         evaluation = evaluate_when_due(session, harness)
         yield harness.record(step_report(session, credited, updates, evaluation, gaps))
         first = None
-
-
-def count_step(state: RunState, collected: CollectedStep, updates: Sequence[UpdateReport], num_updates: int) -> None:
-    state.step, state.num_updates = collected.step, num_updates
-    state.num_tokens += step_tokens(collected.groups)
-    state.completion_tokens += collected.num_completion_tokens
-    state.sampled_tokens += collected.num_sampled_tokens
-    state.trained_tokens += sum(update.num_tokens for update in updates)
 
 
 def step_report(

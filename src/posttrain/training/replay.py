@@ -1,0 +1,139 @@
+"""Steps that are trained on again from their rollout files: no sampling, no grading, the same weights to the bit."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from posttrain.config import Config
+from posttrain.errors import RunError, UserError
+from posttrain.records import Group
+from posttrain.runs import checkpoint
+from posttrain.runs.checkpoint import Checkpoint
+from posttrain.runs.files import saved_steps
+from posttrain.runs.progress import Clock
+from posttrain.runs.recorded_step import RecordedGroups, read_step, recorded_files
+from posttrain.runs.tensor_state import Tensors
+from posttrain.tasks.base import training_prompts
+from posttrain.training.collector import CollectedStep
+from posttrain.training.learner import warm_start
+from posttrain.training.metrics import UpdateReport, step_tokens
+from posttrain.training.session import NO_CALLER, CallerObjects, Session, open_session, require_training_by_reward
+from posttrain.training.trained import RunState
+
+
+def count_step(state: RunState, collected: CollectedStep, updates: Sequence[UpdateReport], num_updates: int) -> None:
+    state.step, state.num_updates = collected.step, num_updates
+    state.num_tokens += step_tokens(collected.groups)
+    state.completion_tokens += collected.num_completion_tokens
+    state.sampled_tokens += collected.num_sampled_tokens
+    state.trained_tokens += sum(update.num_tokens for update in updates)
+
+
+def train_again(session: Session, step: int, file: Path, clock: Clock) -> None:
+    """Take a step with the groups and scores that its file has."""
+    learner, collected = session.learner, recorded(session, step, file)
+    credited = learner.credit(collected, clock)
+    learner.remember(credited)
+    updates = learner.learn(learner.batches(credited, clock), step, clock)
+    count_step(session.trained.run, collected, updates, learner.num_updates)
+
+
+def recorded(session: Session, step: int, file: Path) -> CollectedStep:
+    """The step of a file.  Raises RunError where it is another, or where the task has other prompts by now."""
+    found = read_step(file)
+    if found.step != step:
+        raise RunError(f"{file}: holds step {found.step}, where step {step} is expected.  Restore the file.")
+    draws = [group.draw for part in (found.trained, found.replaced) if part for group in part.groups]
+    prompts = training_prompts(session.task, step, range(max(draws) + 1))
+
+    def prompted(group: Group) -> Group:
+        """With all that the task knows of the prompt, which a teacher and spans of the prefill need."""
+        prompt = prompts[group.draw]
+        if prompt.id != group.prompt.id:
+            raise RunError(
+                f"{file}: draw {group.draw} is of prompt {group.prompt.id}, and the task draws {prompt.id} there."
+                "  Restore the rows of the run."
+            )
+        return replace(group, prompt=replace(prompt, text=group.prompt.text, tokens=group.prompt.tokens))
+
+    def groups_of(part: RecordedGroups) -> list[Group]:
+        return [prompted(group) for group in part.groups]
+
+    replaced = [] if found.replaced is None else [(groups_of(found.replaced), found.replaced.grades)]
+    return CollectedStep(step=step, groups=groups_of(found.trained), grades=found.trained.grades, replaced=replaced)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """How the weights of a replayed run compare with its checkpoints."""
+
+    num_steps: int
+    """Steps that were trained on again."""
+    differences: Mapping[int, Sequence[str]]
+    """By the step of each checkpoint; nothing where all is equal to the bit."""
+
+    @property
+    def equal(self) -> bool:
+        return not any(self.differences.values())
+
+
+def replay(
+    config: Config,
+    caller: CallerObjects = NO_CALLER,
+    *,
+    show: Callable[[str], object] = lambda line: None,
+) -> Replayed:
+    """Train a run's weights again from the rollouts in `config.run.folder`, and compare them with every checkpoint.
+
+    Nothing in the folder is changed.  Objects that the run was started with in Python are given again.  `show` receives
+    a line for each checkpoint.  Raises UserError where there is nothing to replay.
+    """
+    require_training_by_reward(config)
+    folder = Path(config.run.folder)
+    files, saved = recorded_files(folder / "rollouts"), saved_steps(folder / "checkpoints")
+    last = max((step for step in saved if step <= len(files)), default=0)
+    if not last or list(files)[:last] != list(range(1, last + 1)):
+        raise UserError(f"{folder}: its folder `rollouts` lacks steps up to a checkpoint.  Replay a whole run.")
+    differences: dict[int, Sequence[str]] = {}
+    with open_session(config, caller) as session:
+        learner, clock = session.learner, Clock()
+        kept = {step: checkpoint.load_step(folder / "checkpoints", step) for step in saved if step <= last}
+        for note in checkpoint.restore_threads(kept[last], session.threads):
+            show(note)
+        if config.update.optimizer_from:
+            learner.load_optimizer_state(config.update.optimizer_from)
+        warm_start(learner, clock)
+        for step in range(last + 1):
+            if step:
+                train_again(session, step, files[step], clock)
+            if step in kept:
+                differences[step] = found = list(tensor_differences(session, kept[step]))
+                show(f"step {step}: " + ("; ".join(found) or "equal to the bit"))
+    return Replayed(num_steps=last, differences=differences)
+
+
+def tensor_differences(session: Session, saved: Checkpoint) -> list[str]:
+    """What of the checkpoint's tensors differs from those of the session, file by file."""
+    lines = []
+    for name, now in session.trained.tensors().items():
+        wrong = differing(now, saved.tensors.get(name, {}))
+        if wrong:
+            others = "" if len(wrong) == 1 else f" and {len(wrong) - 1} more"
+            lines.append(f"{name} differs in {wrong[0]}{others} of {len(now)} tensors")
+    return lines
+
+
+def differing(now: Tensors, saved: Tensors) -> list[str]:
+    """Names of tensors that are not equal in every bit."""
+    return [
+        name
+        for name in sorted(now.keys() | saved.keys())
+        if name not in now or name not in saved or not torch.equal(bits(now[name]), bits(saved[name]))
+    ]
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes: NaN equals itself, and 0 is not -0."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
