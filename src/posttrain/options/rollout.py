@@ -90,6 +90,11 @@ class RolloutOptions(SamplingOptions):
     """Completions decoded at a time: bounds the key/value cache, changes no completion.  Only for the engine
     `in_process`."""
 
+    max_staleness: NonNegativeInt = 0
+    """Collect up to this many steps ahead of the one that is trained on, K: grading, and an engine on other machines,
+    then overlap with updates.  A token is sampled by weights at most K steps old.  0 collects each step after the
+    update before it."""
+
     rules = (
         Rule("temperature", lambda o: o.temperature > 0, "makes all completions of a group the same.  Use > 0."),
         Rule("top_k", lambda o: o.allow_cut_sampling or o.top_k == 0, CUT),

@@ -37,6 +37,7 @@ TEACHER = "kl_teacher"
 GAP, GAP_LIMIT, MOST_GAPS = (f"sampling/sampling_logp_difference/{name}" for name in ("max", "limit", "most"))
 """Difference of sampler and trainer: the largest of a step, its limit, and for mixtures in bfloat16 what most tokens do
 not exceed, which is then compared with the limit."""
+EFFECTIVE, LEAST_EFFECTIVE = "sampling/effective_sample_size", 0.5
 LITTLE_EXPLAINED = 0.01
 """Of the variance of returns: a useless critic."""
 
@@ -65,6 +66,7 @@ def alarms(history: Sequence[Line], raised: Mapping[str, int]) -> list[Alarm]:
         no_signal(history),
         critic(history),
         sampler_gap(history),
+        few_effective_samples(history),
         unscored(history),
         same_reward(history),
         reward_alone(history),
@@ -173,6 +175,18 @@ def sampler_gap(history: Sequence[Line]) -> Alarm | None:
     name, gap, limit = judged
     tokens = "a token's log-prob is" if name == GAP else "the log-probs of more than 5% of tokens are"
     return Alarm("sampler gap", f"{tokens} {gap:.2g} nats apart in sampler and trainer; the limit is {limit:g}")
+
+
+def few_effective_samples(history: Sequence[Line]) -> Alarm | None:
+    """The weights that sampled are so old that ratios to them leave few tokens."""
+    share = history[-1].get(EFFECTIVE)
+    if share is None or share >= LEAST_EFFECTIVE:
+        return None
+    return Alarm(
+        "effective sample size",
+        f"weighted by π/μ, the step's tokens are worth {share:.0%} of as many by the present policy.  Lower"
+        " rollout.max_staleness or update.learning_rate",
+    )
 
 
 def judged_gap(line: Line) -> tuple[str, float, float] | None:

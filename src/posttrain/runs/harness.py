@@ -77,6 +77,8 @@ class HarnessOptions:
     """The processes of the run, of which this is the first."""
     kept_from: Mapping[str, int] = field(default_factory=dict)
     """Journals, and `rollouts`, with their first step; from there on each has every step."""
+    keeps_finished: bool = False
+    """Whether a resumed run keeps finished steps behind its checkpoint, to train on them again as they are."""
 
 
 class Harness:
@@ -86,6 +88,8 @@ class Harness:
         self.folder, self.trained, self.options = folder, trained, options
         self.clock = Clock()
         self.step = 0
+        self.steps_again = range(0)
+        """Finished steps behind the checkpoint that a run resumes from, which are kept."""
         self.interruption = Interruption()
         self.progress = Progress(options.run.num_steps)
         self.watchers: list[Watcher] = list(options.watchers)
@@ -126,7 +130,9 @@ class Harness:
         with self.options.ranks.leading("restore", saved.path):
             self.trained.restore(saved)
         removed = checkpoint.forget_after(checkpoints, saved.step)
-        self.folder.cut_after(saved.step)
+        kept = self.folder.finished_after(saved.step) if self.options.keeps_finished and step is None else saved.step
+        self.steps_again = range(saved.step + 1, kept + 1)
+        self.folder.cut_after(kept)
         self._seconds_before = self.trained.seconds
         return [*self.resumed_lines(saved.step, removed), *notes]
 

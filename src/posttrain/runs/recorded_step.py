@@ -54,7 +54,9 @@ def read_step(file: Path) -> RecordedStep:
         raise RunError(f"{file}: damaged: cannot be read as Parquet ({str(error).splitlines()[0]}).") from error
     said = (table.schema.metadata or {}).get(SUMS.encode())
     if said is None or SAMPLED not in table.column_names:
-        raise UserError(f"{file}: lacks the weights of rewards, which this version writes.  Replay a run of this version.")
+        raise UserError(
+            f"{file}: lacks the weights of rewards, which this version writes.  Replay a run of this version."
+        )
     by_draw: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         by_draw.setdefault(row["draw"], []).append(row)
@@ -79,7 +81,9 @@ def grades_of(of_draws: Sequence[Rows], sums: Mapping[str, Any]) -> Grades:
         weights=torch.tensor(list(sums["weights"].values()), dtype=torch.float64),
         rewards=numbers(of_draws, "reward"),
         clips={name: (float(low), float(high)) for name, (low, high) in sums["clips"].items()},
-        marks={name: tuple(tuple(marks_in(row[f"marks/{name}"]) for row in rows) for rows in of_draws) for name in marked},
+        marks={
+            name: tuple(tuple(marks_in(row[f"marks/{name}"]) for row in rows) for rows in of_draws) for name in marked
+        },
     )
 
 

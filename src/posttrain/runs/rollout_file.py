@@ -141,9 +141,7 @@ TYPES = {
 
 
 def table_bytes(
-    columns: Mapping[str, Sequence[object]],
-    types: Mapping[str, str] = TYPES,
-    metadata: Mapping[str, str] = NO_METADATA,
+    columns: Mapping[str, Sequence[object]], types: Mapping[str, str] = TYPES, metadata: Mapping[str, str] = NO_METADATA
 ) -> bytes:
     """A table as a parquet file."""
     import pyarrow as pa

@@ -126,6 +126,13 @@ class RunFolder(Folder):
         file = self.path / METRICS
         return max((int(str(line["step"])) for line in files.read_metrics(file)), default=0) if file.exists() else 0
 
+    def finished_after(self, step: int) -> int:
+        """The last step from which on back to `step` each has its rollouts and its metrics."""
+        recorded = {int(str(line["step"])) for line in files.read_metrics(self.path / METRICS)}
+        while step + 1 in recorded and (self.path / "rollouts" / parquet_name(step + 1)).is_file():
+            step += 1
+        return step
+
     def append_alarm(self, step: int, name: str, says: str, transcript: str, *, notice: bool = False) -> None:
         line = {"step": step, "alarm": name, "says": says, "transcript": transcript}
         self._append("alarms.jsonl", [{**line, "notice": True} if notice else line])

@@ -1,6 +1,7 @@
 """The first half of a step: prompts → rollouts → grades, with dynamic sampling if the algorithm has it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -53,6 +54,8 @@ class CollectedStep:
     grades: Grades
     replaced: Sequence[tuple[Sequence[Group], Grades]] = ()
     """Groups that dynamic sampling replaced, round by round; logged, not trained on."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of how it was collected."""
 
     @property
     def num_completion_tokens(self) -> int:
@@ -82,6 +85,11 @@ class Collector:
         self.task, self.engine, self.rewards, self.settings = task, engine, tuple(rewards), settings
         self.resources = resources
         self.unscored = UnscoredRows(settings.grading.on_unscored_row)
+        self.turn: Callable[[int | None], AbstractContextManager[object]] = nullcontext
+        """Entered around calls of the task, and with the step of rewards; another one where threads collect."""
+
+    def close(self) -> None:
+        """The run has ended."""
 
     def collect(self, step: int, journal: Journal, clock: Clock) -> CollectedStep:
         """The groups of a step, in which dynamic sampling replaces uninformative ones by those of other prompts.
@@ -135,8 +143,10 @@ class Collector:
     def _sampled(self, step: int, draws: range, journal: Journal, clock: Clock) -> tuple[list[Group], Grades]:
         with clock("rollout"):
             request = self.request(step, first_draw=draws.start)
-            groups = sample_groups(self.engine, training_prompts(self.task, step, draws), request)
-        with clock("grade"):
+            with self.turn(None):
+                prompts = training_prompts(self.task, step, draws)
+            groups = sample_groups(self.engine, prompts, request)
+        with clock("grade"), self.turn(step):
             grades = self.grade(groups, step=step, journal=journal)
-        self.unscored.look_at(groups, grades)
+            self.unscored.look_at(groups, grades)
         return groups, grades

@@ -30,8 +30,9 @@ from posttrain.runs.tensor_state import Tensors
 from posttrain.training import optimizer
 from posttrain.training.collector import CollectedStep
 from posttrain.training.credited_step import EXPLAINED, ActorCriticState, CreditedStep, StepModels, credited_step
+from posttrain.training.staleness import with_staleness
 from posttrain.training.critic import CRITIC, Critic
-from posttrain.training.metrics import UpdateReport, kl_limit
+from posttrain.training.metrics import STALENESS, UpdateReport, kl_limit
 from posttrain.training.reference import (
     Reference,
     Teacher,
@@ -145,7 +146,8 @@ class Learner:
         )
         state, limit = self.actor_critic_state, self.settings.max_completion_tokens
         with self.policy.ranks.leading("credit", collected):
-            return credited_step(collected, self.algorithm, models, state, max_completion_tokens=limit, clock=clock)
+            credited = credited_step(collected, self.algorithm, models, state, max_completion_tokens=limit, clock=clock)
+        return with_staleness(credited, self.num_updates)
 
     @property
     def column_needs(self) -> frozenset[Need]:
@@ -219,7 +221,9 @@ class Learner:
             temperature, budget = self.settings.temperature, self.settings.update.tokens_per_microbatch
             with self.policy.ranks.leading("undropped_gaps"):
                 logprobs = group_logprobs(self.policy, groups.groups[:1], temperature=temperature, max_tokens=budget)
-        return (logprobs - groups.columns.behaviour_logprobs[: len(logprobs)]).abs()
+        gaps = (logprobs - groups.columns.behaviour_logprobs[: len(logprobs)]).abs()
+        stale = groups.columns.known.get(STALENESS)
+        return gaps if stale is None else gaps[stale[: len(gaps)] == 0]
 
     def objective(self, *, whole: bool = False) -> Objective:
         """What an update minimises: only the critic's terms until it has learned enough, unless it is the `whole`."""

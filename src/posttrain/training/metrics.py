@@ -22,6 +22,8 @@ from posttrain.runs.reports import UpdateTokens
 
 FIRST_ALONE = "sampling/sampling_logp_difference/mean"
 """Taken from the first update, when sampler and trainer have the same weights."""
+STALENESS = "staleness"
+"""The column with how old the weights are that sampled a token, in updates; there where some tokens are of older ones."""
 NO_DEVIATION = 1e-8
 """Deviation that TRL treats as 0, in units of reward."""
 
@@ -153,7 +155,9 @@ class UpdateReport:
     ratio_range: tuple[float, float]
     """Least and greatest ratio π/μ."""
     gaps: Float64[Tensor, " token"]
-    """|log π - log μ| of each token, in nats."""
+    """|log π - log μ| in nats of each token that the weights before the step have sampled."""
+    effective_sample_size: float | None = None
+    """(Σ w)² / (n Σ w²) with w = π/μ of each of n tokens; None where all are of the weights before the step."""
     tokens: UpdateTokens | None = None
     """The columns of the tokens, if they are kept."""
     taken: bool = True
@@ -177,7 +181,7 @@ def kl_limit(limit: float | None, before: Sequence[UpdateReport], *, noisy: bool
 def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
     """One step's metrics: means over the tokens of all updates, and extremes; loss and norm are means over updates.
 
-    The gap between sampler and trainer is that of the first update.
+    The gap between sampler and trainer is that of the first update, over tokens of the weights before it.
     """
     if not reports:
         return {}
@@ -186,7 +190,16 @@ def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
     means = {name: sum(report.sums[name] for report in reports) / num_tokens for name in first.sums}
     for name in first.completion_sums:
         means[name] = sum(report.completion_sums[name] for report in reports) / num_completions
-    means[FIRST_ALONE] = first.sums[FIRST_ALONE] / first.num_tokens
+    sampler: dict[str, float] = {}
+    if first.effective_sample_size is None:
+        means[FIRST_ALONE] = first.sums[FIRST_ALONE] / first.num_tokens
+    else:
+        del means[FIRST_ALONE]
+        sampler["sampling/effective_sample_size"] = first.effective_sample_size
+        if len(first.gaps):
+            sampler[FIRST_ALONE] = first.gaps.mean().item()
+    if len(first.gaps):
+        sampler["sampling/sampling_logp_difference/max"] = first.gaps.max().item()
     modules = first.grad_norms if len(first.grad_norms) > 1 else ()
     return {
         "loss": fmean(report.loss for report in reports),
@@ -197,7 +210,7 @@ def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
         "tokens/trained": float(num_tokens),
         "completions/trained": float(num_completions),
         **means,
-        "sampling/sampling_logp_difference/max": first.gaps.max().item(),
+        **sampler,
         "ratio/min": min(report.ratio_range[0] for report in reports),
         "ratio/max": max(report.ratio_range[1] for report in reports),
     }

@@ -14,9 +14,11 @@ from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.files import saved_steps
 from posttrain.runs.progress import Clock
 from posttrain.runs.recorded_step import RecordedGroups, read_step, recorded_files
+from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.tensor_state import Tensors
 from posttrain.tasks.base import training_prompts
 from posttrain.training.collector import CollectedStep
+from posttrain.training.held_out import held_out_score
 from posttrain.training.learner import warm_start
 from posttrain.training.metrics import UpdateReport, step_tokens
 from posttrain.training.session import NO_CALLER, CallerObjects, Session, open_session, require_training_by_reward
@@ -31,7 +33,19 @@ def count_step(state: RunState, collected: CollectedStep, updates: Sequence[Upda
     state.trained_tokens += sum(update.num_tokens for update in updates)
 
 
-def train_again(session: Session, step: int, file: Path, clock: Clock) -> None:
+def train_again(session: Session, step: int, folder: RunFolder) -> None:
+    """Take a finished step again; its journals, and what they say of evaluations and seconds, stay."""
+    train_on(session, step, recorded_files(folder.path / "rollouts")[step], Clock())
+    line = next(each for each in folder.metrics() if each["step"] == step)
+    numbers = {name: float(value) for name, value in line.items() if value is not None}
+    if (score := held_out_score(numbers)) is not None:
+        session.trained.run.saw_evaluation(score)
+    stages = {name.removeprefix("seconds/"): value for name, value in numbers.items() if name.startswith("seconds/")}
+    stages.pop("sampler_wait", None)  # beside the others, not in sum with them
+    session.trained.add_seconds(stages)
+
+
+def train_on(session: Session, step: int, file: Path, clock: Clock) -> None:
     """Take a step with the groups and scores that its file has."""
     learner, collected = session.learner, recorded(session, step, file)
     credited = learner.credit(collected, clock)
@@ -80,10 +94,7 @@ class Replayed:
 
 
 def replay(
-    config: Config,
-    caller: CallerObjects = NO_CALLER,
-    *,
-    show: Callable[[str], object] = lambda line: None,
+    config: Config, caller: CallerObjects = NO_CALLER, *, show: Callable[[str], object] = lambda line: None
 ) -> Replayed:
     """Train a run's weights again from the rollouts in `config.run.folder`, and compare them with every checkpoint.
 
@@ -107,7 +118,7 @@ def replay(
         warm_start(learner, clock)
         for step in range(last + 1):
             if step:
-                train_again(session, step, files[step], clock)
+                train_on(session, step, files[step], clock)
             if step in kept:
                 differences[step] = found = list(tensor_differences(session, kept[step]))
                 show(f"step {step}: " + ("; ".join(found) or "equal to the bit"))

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 
 from posttrain.config.recipes import recorded_time
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import mixture_note
 from posttrain.models.loading.description import adapter_lines, model_lines, unused_options
 from posttrain.models.memory.memory_plan import MemoryPlan
@@ -64,10 +65,23 @@ def rl_plan_lines(
             f" {count_text(rollout.group_size, 'completion')}{share} (limit {rollout.max_completion_tokens})"
         ),
         f"steps      {config.run.num_steps}{pace}",
+        *ahead_lines(session),
         *time,
         planned_memory(session)[0],
         f"folder     {config.run.folder}",
     ]
+
+
+def ahead_lines(session: Session) -> list[str]:
+    """What overlaps where steps are collected ahead."""
+    most = session.config.rollout.max_staleness
+    if not most:
+        return []
+    own = isinstance(session.engine, InProcessEngine)
+    overlap = (
+        "grading overlaps updates and sampling, which take turns" if own else "sampling and grading overlap updates"
+    )
+    return [f"ahead      up to {count_text(most, 'step')}: {overlap}"]
 
 
 def planned_memory(session: Session) -> tuple[str, list[str]]:

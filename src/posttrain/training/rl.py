@@ -1,6 +1,7 @@
 """The RL loop: prompts → rollouts → grades → advantages → batches → loss → updates, step by step."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
@@ -33,7 +34,7 @@ from posttrain.training.evaluation import held_out_metrics
 from posttrain.training.held_out import evaluate_when_due, held_out_score, measure
 from posttrain.training.learner import earlier_rollouts, warm_start
 from posttrain.training.metrics import UpdateReport, step_metrics, update_metrics
-from posttrain.training.replay import count_step
+from posttrain.training.replay import count_step, train_again
 from posttrain.training.session import (
     NO_CALLER,
     CallerObjects,
@@ -44,6 +45,7 @@ from posttrain.training.session import (
     open_session,
     require_training_by_reward,
 )
+from posttrain.training.staleness import require_correction
 from posttrain.training.trained import RunState
 
 
@@ -128,6 +130,7 @@ def make_ready(session: Session) -> None:
     """Refuse what cannot be trained, and warn of memory before anything is sampled, which might exhaust it."""
     config = session.config
     config.require_suits(session.algorithm)
+    require_correction(session.algorithm, config.rollout.max_staleness)
     session.require_prompts_and_rows()
     config.require_room(session.longest_prompt_tokens)
     longest = session.longest_prompt_tokens + config.rollout.max_completion_tokens
@@ -158,6 +161,7 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
         from_step=start.from_step,
         ranks=session.policy.ranks,
         kept_from={"metrics.jsonl": 0, "scores.jsonl": 1, "rollouts": 1},
+        keeps_finished=config.rollout.max_staleness > 0 and not start.accept_changes,
     )
     with Harness(folder, session.trained, options) as harness:
         notes = resume_run(session, harness) if start.resume else []
@@ -184,13 +188,24 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
         folder.write_tokenizer(session.policy.tokenizer)
         harness.progress.compare_with(held_out_metrics(state.before))
         try:
-            with harness.naming_the_step():
+            with harness.naming_the_step(), collecting(session):
                 yield from take_steps(session, harness, first)
         except GeneratorExit:  # the caller wants no more steps
             harness.leave()
             end_early(session, harness)
             raise
         return end_early(session, harness) if harness.interruption else conclude_rl(session, harness, state)
+
+
+def collecting(session: Session) -> AbstractContextManager[object]:
+    """The collector at work: ahead of the updates where `rollout.max_staleness` allows it."""
+    if not session.config.rollout.max_staleness:
+        return nullcontext()
+    from posttrain.training.ahead import CollectorAhead
+
+    ahead = CollectorAhead(session.collector)
+    session.collector, session.engine = ahead, ahead.trainers_engine
+    return ahead
 
 
 def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -> Iterator[StepReport]:
@@ -221,10 +236,12 @@ def step_report(
     """A step's report for watchers; `undropped` are its gaps without dropout, if updates use it."""
     collected = credited.collected
     limited = session.algorithm.largest_epoch_kl is not None
-    gaps = gap_metrics(session.policy, session.engine, updates[0].gaps, undropped) if updates else {}
+    first = updates[0].gaps if updates else ()
+    gaps = gap_metrics(session.policy, session.engine, updates[0].gaps, undropped) if len(first) else {}
     metrics = {
         **step_metrics(collected.groups, collected.grades, credited.groups.informed),
         **session.behaviours.metrics(collected.groups),
+        **collected.metrics,
         **credited.metrics,
         **update_metrics(updates),
         **gaps,
@@ -273,6 +290,10 @@ def conclude_rl(session: Session, harness: Harness, state: RunState) -> Run:
 def resume_run(session: Session, harness: Harness) -> list[str]:
     """Restore the checkpoint; returns notes for the plan."""
     notes = harness.resume(session.threads)
+    if again := harness.steps_again:
+        for step in again:
+            train_again(session, step, harness.folder)
+        notes.append(f"Steps {again[0]}-{again[-1]} were trained on again from their rollout files, without sampling.")
     if not session.engine.reproducible:
         notes.append(
             f"Engine {type(session.engine).__name__} is not reproducible: from here on steps differ from those of an"

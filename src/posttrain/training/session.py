@@ -178,6 +178,7 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.collector.close()
         self.threads.release()
         self.resources.close()
 

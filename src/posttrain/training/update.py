@@ -25,7 +25,7 @@ from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.runs.reports import UpdateTokens
 from posttrain.training.critic import Critic
-from posttrain.training.metrics import UpdateReport
+from posttrain.training.metrics import STALENESS, UpdateReport
 from posttrain.training.optimizer import apply_gradients
 from posttrain.training.reference import Reference, Teacher
 
@@ -278,6 +278,7 @@ def token_totals(micro_batches: Sequence[Batch], observed: Observations) -> dict
         "ratio/mean": ratios.total,
         "kl_behaviour": ratios.kl_total,
     }
+    stale = torch.cat([micro.columns.known.get(STALENESS, torch.zeros(0)) for micro in micro_batches])
     completion_sums: dict[str, float] = {}
     if observed.clipped:
         counted = completion_sums if observed.clips_completions else sums
@@ -303,8 +304,18 @@ def token_totals(micro_batches: Sequence[Batch], observed: Observations) -> dict
         "sums": sums,
         "completion_sums": completion_sums,
         "ratio_range": (ratios.lowest, ratios.highest),
-        "gaps": gap,
+        "gaps": gap[stale == 0] if len(stale) else gap,
+        "effective_sample_size": effective_sample_size(logprobs - behaviour) if len(stale) else None,
     }
+
+
+def effective_sample_size(log_ratios: Float64[Tensor, " token"]) -> float:
+    """The share of samples of π that weighted samples of μ are worth, from 1/n to 1 (equal weights).
+
+    (Σ w)² / (n Σ w²),   w = exp(log π - log μ)      Kong 1992
+    """
+    weights = (log_ratios - log_ratios.max()).exp()  # scaled, so that none overflows
+    return (weights.sum().square() / (len(weights) * weights.square().sum())).item()
 
 
 def update_tokens(batch: Batch, micro_batches: Sequence[Batch], observed: Observations) -> UpdateTokens:

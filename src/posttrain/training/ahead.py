@@ -1,0 +1,162 @@
+"""Steps that are collected while earlier ones are trained on: `rollout.max_staleness`.
+
+Step s is begun only when the weights after step s - 1 - K are loaded, so no token of it is sampled by older ones: the
+bound needs no counters, and nothing is thrown away.  Prompts and streams of uniform numbers are those of K = 0.
+
+    trainer   collect(s) ─ waits ─► credit, updates, load, evaluate ─► collect(s + 1) ...
+    threads   one for each step under way: prompts, completions, grades; one at a time where a task or reward is called
+    sampler   one thread, one open sampling, a token at a time
+
+An engine in this process reads the trainer's own weights, so there the sampler waits while the trainer works.
+"""
+
+import copy
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Self
+
+from posttrain.errors import RunError
+from posttrain.generation.engine import Engine
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.shared_sampling import EngineInTurns, HandedOver, SharedEngine, Turns
+from posttrain.records import Grades, Group
+from posttrain.runs.progress import Clock
+from posttrain.training.collector import CollectedStep, Collector, Journal
+
+
+SAMPLER_WAIT = "seconds/sampler_wait"
+"""The metric of how long nothing was sampled in a step; the trainer's wait is the stage `wait`."""
+
+
+class CollectedApart(HandedOver):
+    """A step, or the error in its place."""
+
+    collected: CollectedStep
+
+    def __init__(self) -> None:
+        self.journaled: list[tuple[int, Sequence[Group], Grades]] = []
+        """Its scores, for the journal."""
+
+    def journal(self, step: int, groups: Sequence[Group], grades: Grades) -> None:
+        self.journaled.append((step, groups, grades))
+
+
+class CollectorAhead(Collector):
+    """A collector whose steps are under way before they are asked for; a context manager."""
+
+    def __init__(self, collector: Collector) -> None:
+        vars(self).update(vars(collector))
+        self.turns = Turns()
+        self.staleness, self.last = collector.settings.rollout.max_staleness, collector.settings.num_steps
+        self.shares_weights = isinstance(collector.engine, InProcessEngine)
+        self.shared = SharedEngine(collector.engine, self.turns)
+        self.apart = copy.copy(collector)
+        """Collects in the threads."""
+        self.apart.engine, self.apart.turn = self.shared, self.one_at_a_time
+        self._calls, self._stopped = threading.Lock(), False
+        self._next = 0
+        """The step whose rewards are computed next."""
+        self._oldest: dict[int, int] = {}
+        """Of each step that was begun, the version of the weights at that time."""
+        self._todo: SimpleQueue[int | None] = SimpleQueue()
+        self._changed = threading.Condition()
+        self._done: dict[int, CollectedApart] = {}
+        # Until the run ends: processes that grade die with the thread that has started them.
+        self._threads = [
+            threading.Thread(target=self._work, name="collector", daemon=True) for _ in range(1 + self.staleness)
+        ]
+        self._measured = 0.0, 0.0
+
+    @property
+    def trainers_engine(self) -> Engine:
+        """The engine, for evaluations and updates."""
+        return EngineInTurns(self.shared.engine, self.turns)
+
+    def __enter__(self) -> Self:
+        if self.shares_weights:
+            self.turns.take()
+        self.shared.__enter__()
+        for thread in self._threads:
+            thread.start()
+        self._measured = perf_counter(), 0.0
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Steps under way are dropped.  A call of a reward is waited for, except after an error."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        if self.shares_weights:
+            self.turns.give()
+        self.shared.__exit__()
+        if kind is None:
+            with self._calls:
+                pass
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._todo.put(None)
+
+    def collect(self, step: int, journal: Journal, clock: Clock) -> CollectedStep:
+        """The step, when it is done; later ones go on.  Scores are in the journal before they are used here."""
+        self._next = max(self._next, step)
+        for begun in range(max(self._oldest, default=step - 1) + 1, min(step + self.staleness, self.last) + 1):
+            self._oldest[begun] = self.engine.weights_version
+            self._todo.put(begun)
+        with clock("wait"), self._sampling_goes_on(), self._changed:
+            self._changed.wait_for(lambda: step in self._done)
+        done = self._done.pop(step)
+        if done.error is not None:
+            raise done.error
+        collected = done.collected
+        for line in done.journaled:
+            journal(*line)
+        oldest = min(rollout.weights_version for group in collected.groups for rollout in group.rollouts)
+        if oldest < self._oldest.pop(step):
+            raise RunError(
+                f"step {step}: a token is of version {oldest} of the weights, older than max_staleness allows."
+            )
+        return replace(collected, metrics={**collected.metrics, SAMPLER_WAIT: self._sampler_waited()})
+
+    def _sampler_waited(self) -> float:
+        """Seconds since the last step in which nothing was sampled."""
+        before, self._measured = self._measured, (perf_counter(), self.shared.busy_seconds)
+        return max(0.0, self._measured[0] - before[0] - (self._measured[1] - before[1]))
+
+    @contextmanager
+    def _sampling_goes_on(self) -> Iterator[None]:
+        """Give up the engine's weights while the trainer does nothing with them."""
+        if not self.shares_weights:
+            yield
+            return
+        self.turns.give()
+        try:
+            yield
+        finally:
+            self.turns.take()
+
+    @contextmanager
+    def one_at_a_time(self, step: int | None) -> Iterator[None]:
+        """For calls of tasks and rewards, which need not be made for threads; those of a step after all earlier steps.
+
+        So rewards are called in the order of K = 0, and an early step does not wait for the grades of a later one.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or step is None or step <= self._next)
+            if self._stopped:
+                raise RunError("the run has ended")
+        with self._calls:
+            yield
+
+    def _work(self) -> None:
+        while (step := self._todo.get()) is not None:
+            with CollectedApart() as apart:
+                apart.collected = self.apart.collect(step, apart.journal, Clock())
+            with self._changed:
+                self._done[step] = apart
+                self._next = step + 1 if apart.error is None else self._next
+                self._changed.notify_all()
