@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import posttrain
 from posttrain.errors import RunError, UserError
@@ -194,8 +193,8 @@ def fails_in(step: int, error: Exception, completions: list[str], trainer_state:
 def test_an_error_in_a_thread_stops_the_run_with_its_own_message(model: Path, tmp_path: Path, step: int) -> None:
     reward = partial(fails_in, step, ZeroDivisionError("no such luck"))
     reward.__name__ = "unlucky"  # type: ignore[attr-defined]
+    config = ahead_config(model, tmp_path, 2)
     with pytest.raises(RunError) as error:
-        config = ahead_config(model, tmp_path, 2)
         posttrain.train(config, policy=policy_of(model), rewards=[reward], rows=ROWS)
     mentions(str(error.value), f"step {step}: ", "no such luck", f"The last good checkpoint is {tmp_path}")
     assert [line["step"] for line in metrics_of(tmp_path)] == list(range(step))
@@ -211,9 +210,8 @@ class Breaks(Elsewhere):
 
 
 def test_an_engine_that_dies_ends_the_run(model: Path, tmp_path: Path) -> None:
+    config, engine = ahead_config(model, tmp_path, 1), Breaks(policy_of(model), 0)
     with pytest.raises(AttributeError, match="choice"):
-        config = ahead_config(model, tmp_path, 1)
-        engine = Breaks(policy_of(model), 0)
         posttrain.train(config, policy=policy_of(model), engine=engine, rewards=[dice], rows=ROWS)
 
 
@@ -290,6 +288,4 @@ def test_a_second_signal_does_not_wait_for_a_reward(folder: Path) -> None:
     running.signal(signal.SIGINT)
     time.sleep(0.2)
     running.signal(signal.SIGINT)
-    began = time.monotonic()
-    assert running.ended(timeout=60).code == 130
-    print("ENDED", time.monotonic() - began)
+    assert running.ended(timeout=30).code == 130

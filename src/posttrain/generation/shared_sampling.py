@@ -26,7 +26,7 @@ Place = tuple[StreamKey, int, int]
 
 
 class Turns:
-    """Who uses an engine.  The sampler has it for one token at a time, and the trainer, who asks less often, is next."""
+    """Who uses an engine: the sampler for one token at a time, and next the trainer, as soon as it asks."""
 
     def __init__(self) -> None:
         self._next, self._now = threading.Lock(), threading.Lock()

@@ -10,10 +10,9 @@ bound needs no counters, and nothing is thrown away.  Prompts and streams of uni
 An engine in this process reads the trainer's own weights, so there the sampler waits while the trainer works.
 """
 
-import copy
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
 from time import perf_counter
@@ -23,10 +22,10 @@ from posttrain.errors import RunError
 from posttrain.generation.engine import Engine
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.shared_sampling import EngineInTurns, HandedOver, SharedEngine, Turns
-from posttrain.records import Grades, Group
+from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.progress import Clock
-from posttrain.training.collector import CollectedStep, Collector, Journal
-
+from posttrain.tasks.base import Task
+from posttrain.training.collector import CollectedStep, Collector, Journal, no_journal
 
 SAMPLER_WAIT = "seconds/sampler_wait"
 """The metric of how long nothing was sampled in a step; the trainer's wait is the stage `wait`."""
@@ -45,6 +44,36 @@ class CollectedApart(HandedOver):
         self.journaled.append((step, groups, grades))
 
 
+Turn = Callable[[int | None], AbstractContextManager[object]]
+"""Entered around calls of the task, and with the step around those of rewards."""
+
+
+class CollectorApart(Collector):
+    """The collector of the threads."""
+
+    def __init__(self, collector: Collector, engine: Engine, turn: Turn) -> None:
+        vars(self).update(vars(collector))
+        self.engine, self.task, self.turn = engine, TaskInTurn(collector.task, turn), turn
+
+    def grade(self, groups: Sequence[Group], *, step: int = 1, journal: Journal = no_journal) -> Grades:
+        with self.turn(step):
+            return super().grade(groups, step=step, journal=journal)
+
+
+class TaskInTurn(Task):
+    """Prompts of another task, drawn by one thread at a time."""
+
+    def __init__(self, task: Task, turn: Turn) -> None:
+        self.name, self.task, self.turn = task.name, task, turn
+
+    def prompts(self, step: int, draws: range) -> list[Prompt]:
+        with self.turn(None):
+            return self.task.prompts(step, draws)
+
+    def held_out(self) -> list[Prompt]:
+        return self.task.held_out()
+
+
 class CollectorAhead(Collector):
     """A collector whose steps are under way before they are asked for; a context manager."""
 
@@ -54,10 +83,8 @@ class CollectorAhead(Collector):
         self.staleness, self.last = collector.settings.rollout.max_staleness, collector.settings.num_steps
         self.shares_weights = isinstance(collector.engine, InProcessEngine)
         self.shared = SharedEngine(collector.engine, self.turns)
-        self.apart = copy.copy(collector)
-        """Collects in the threads."""
-        self.apart.engine, self.apart.turn = self.shared, self.one_at_a_time
-        self._calls, self._stopped = threading.Lock(), False
+        self.apart = CollectorApart(collector, self.shared, self.one_at_a_time)
+        self._prompting, self._grading, self._stopped = threading.Lock(), threading.Lock(), False
         self._next = 0
         """The step whose rewards are computed next."""
         self._oldest: dict[int, int] = {}
@@ -94,7 +121,7 @@ class CollectorAhead(Collector):
             self.turns.give()
         self.shared.__exit__()
         if kind is None:
-            with self._calls:
+            with self._grading:
                 pass
 
     def close(self) -> None:
@@ -115,12 +142,19 @@ class CollectorAhead(Collector):
         collected = done.collected
         for line in done.journaled:
             journal(*line)
-        oldest = min(rollout.weights_version for group in collected.groups for rollout in group.rollouts)
-        if oldest < self._oldest.pop(step):
-            raise RunError(
-                f"step {step}: a token is of version {oldest} of the weights, older than max_staleness allows."
-            )
+        self._require_bound(collected)
         return replace(collected, metrics={**collected.metrics, SAMPLER_WAIT: self._sampler_waited()})
+
+    def _require_bound(self, collected: CollectedStep) -> None:
+        """By construction; an engine that says otherwise is unsound."""
+        allowed = self._oldest.pop(collected.step)
+        rollouts = [rollout for group in collected.groups for rollout in group.rollouts if rollout.num_sampled]
+        oldest = min((rollout.weights_version for rollout in rollouts), default=allowed)
+        if oldest < allowed:
+            found = (
+                f"a token of version {oldest} of the weights, and version {allowed} was loaded before the step began"
+            )
+            raise RunError(f"engine {type(self.engine).__name__}: {found}.")
 
     def _sampler_waited(self) -> float:
         """Seconds since the last step in which nothing was sampled."""
@@ -141,15 +175,15 @@ class CollectorAhead(Collector):
 
     @contextmanager
     def one_at_a_time(self, step: int | None) -> Iterator[None]:
-        """For calls of tasks and rewards, which need not be made for threads; those of a step after all earlier steps.
+        """For calls of the task, or, with a step, of rewards; neither need be made for threads.
 
-        So rewards are called in the order of K = 0, and an early step does not wait for the grades of a later one.
+        Rewards of a step are called after those of all earlier ones, in the order of K = 0.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or step is None or step <= self._next)
             if self._stopped:
                 raise RunError("the run has ended")
-        with self._calls:
+        with self._prompting if step is None else self._grading:
             yield
 
     def _work(self) -> None:

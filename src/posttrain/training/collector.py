@@ -1,7 +1,6 @@
 """The first half of a step: prompts → rollouts → grades, with dynamic sampling if the algorithm has it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -85,8 +84,6 @@ class Collector:
         self.task, self.engine, self.rewards, self.settings = task, engine, tuple(rewards), settings
         self.resources = resources
         self.unscored = UnscoredRows(settings.grading.on_unscored_row)
-        self.turn: Callable[[int | None], AbstractContextManager[object]] = nullcontext
-        """Entered around calls of the task, and with the step of rewards; another one where threads collect."""
 
     def close(self) -> None:
         """The run has ended."""
@@ -143,10 +140,8 @@ class Collector:
     def _sampled(self, step: int, draws: range, journal: Journal, clock: Clock) -> tuple[list[Group], Grades]:
         with clock("rollout"):
             request = self.request(step, first_draw=draws.start)
-            with self.turn(None):
-                prompts = training_prompts(self.task, step, draws)
-            groups = sample_groups(self.engine, prompts, request)
-        with clock("grade"), self.turn(step):
+            groups = sample_groups(self.engine, training_prompts(self.task, step, draws), request)
+        with clock("grade"):
             grades = self.grade(groups, step=step, journal=journal)
-            self.unscored.look_at(groups, grades)
+        self.unscored.look_at(groups, grades)
         return groups, grades

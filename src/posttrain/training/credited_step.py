@@ -21,11 +21,12 @@ from posttrain.errors import RunError
 from posttrain.models.forward import ForwardNeeds
 from posttrain.models.policy import Policy
 from posttrain.needs import Need
-from posttrain.records import Group
+from posttrain.records import Group, TokenSequence
 from posttrain.rewards.process_rewards import process_rewards, with_penalties
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.critic import Critic
+from posttrain.training.metrics import STALENESS
 from posttrain.training.reference import Reference, Teacher, Tokens
 from posttrain.training.update import group_logprobs
 
@@ -320,3 +321,26 @@ PROVIDERS: Mapping[Need, tuple[str, Provider]] = {
     Need.ENTROPY: ("entropies", entropies),
 }
 """By need: the clock's stage that its seconds count for, and the function that computes it."""
+
+
+def with_staleness(credited: CreditedStep, num_updates: int) -> CreditedStep:
+    """With the updates between the weights that sampled each token and those of now, as column and metrics.
+
+    Nothing is added where all tokens are of the weights of now.
+    """
+    rollouts = [rollout for group in credited.collected.groups for rollout in group.rollouts]
+    if all(rollout.weights_version == num_updates for rollout in rollouts if rollout.num_sampled):
+        return credited
+    staleness = num_updates - torch.cat([token_versions(rollout.sequence) for rollout in rollouts])
+    columns = credited.groups.columns
+    columns = replace(columns, known={**columns.known, STALENESS: staleness})
+    told = {f"{STALENESS}/mean": staleness.mean().item(), f"{STALENESS}/max": staleness.max().item()}
+    return replace(credited, groups=replace(credited.groups, columns=columns), metrics={**credited.metrics, **told})
+
+
+def token_versions(sequence: TokenSequence) -> Float64[Tensor, " token"]:
+    """The version of the weights behind each sampled token."""
+    starts = [first for first, _ in sequence.versions[1:]]
+    counts = [end - start for start, end in zip([0, *starts], [*starts, sequence.num_sampled], strict=True)]
+    versions = torch.tensor([version for _, version in sequence.versions], dtype=torch.float64)
+    return versions.repeat_interleave(torch.tensor(counts))

@@ -29,8 +29,14 @@ from posttrain.runs.rollout_file import read_rollouts, stored_steps
 from posttrain.runs.tensor_state import Tensors
 from posttrain.training import optimizer
 from posttrain.training.collector import CollectedStep
-from posttrain.training.credited_step import EXPLAINED, ActorCriticState, CreditedStep, StepModels, credited_step
-from posttrain.training.staleness import with_staleness
+from posttrain.training.credited_step import (
+    EXPLAINED,
+    ActorCriticState,
+    CreditedStep,
+    StepModels,
+    credited_step,
+    with_staleness,
+)
 from posttrain.training.critic import CRITIC, Critic
 from posttrain.training.metrics import STALENESS, UpdateReport, kl_limit
 from posttrain.training.reference import (

@@ -23,7 +23,7 @@ from posttrain.runs.reports import UpdateTokens
 FIRST_ALONE = "sampling/sampling_logp_difference/mean"
 """Taken from the first update, when sampler and trainer have the same weights."""
 STALENESS = "staleness"
-"""The column with how old the weights are that sampled a token, in updates; there where some tokens are of older ones."""
+"""The column of how many updates ago each token's weights were loaded; only there where some are older."""
 NO_DEVIATION = 1e-8
 """Deviation that TRL treats as 0, in units of reward."""
 

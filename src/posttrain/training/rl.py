@@ -1,7 +1,6 @@
 """The RL loop: prompts → rollouts → grades → advantages → batches → loss → updates, step by step."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
@@ -45,7 +44,7 @@ from posttrain.training.session import (
     open_session,
     require_training_by_reward,
 )
-from posttrain.training.staleness import require_correction
+from posttrain.training.staleness import collecting, require_ahead
 from posttrain.training.trained import RunState
 
 
@@ -130,7 +129,8 @@ def make_ready(session: Session) -> None:
     """Refuse what cannot be trained, and warn of memory before anything is sampled, which might exhaust it."""
     config = session.config
     config.require_suits(session.algorithm)
-    require_correction(session.algorithm, config.rollout.max_staleness)
+    if config.rollout.max_staleness:
+        require_ahead(session)
     session.require_prompts_and_rows()
     config.require_room(session.longest_prompt_tokens)
     longest = session.longest_prompt_tokens + config.rollout.max_completion_tokens
@@ -195,17 +195,6 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
             end_early(session, harness)
             raise
         return end_early(session, harness) if harness.interruption else conclude_rl(session, harness, state)
-
-
-def collecting(session: Session) -> AbstractContextManager[object]:
-    """The collector at work: ahead of the updates where `rollout.max_staleness` allows it."""
-    if not session.config.rollout.max_staleness:
-        return nullcontext()
-    from posttrain.training.ahead import CollectorAhead
-
-    ahead = CollectorAhead(session.collector)
-    session.collector, session.engine = ahead, ahead.trainers_engine
-    return ahead
 
 
 def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -> Iterator[StepReport]:

@@ -1,5 +1,6 @@
-"""How old the weights are that sampled a step's tokens, and whether an algorithm allows for it."""
+"""Whether a run may collect ahead of its updates (`rollout.max_staleness`), and the collector that does."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -10,43 +11,33 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.terms import TokenView
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
+from posttrain.generation.rank_sampling import RankEngine
 from posttrain.needs import NEED_OF
-from posttrain.records import TokenSequence
-from posttrain.training.credited_step import CreditedStep
-from posttrain.training.metrics import STALENESS
+from posttrain.training.session import Session
 
 
-def with_staleness(credited: CreditedStep, num_updates: int) -> CreditedStep:
-    """With the updates between the weights that sampled each token and those of now, as column and metrics.
-
-    Nothing is added where all tokens are of the weights of now.
-    """
-    rollouts = [rollout for group in credited.collected.groups for rollout in group.rollouts]
-    if all(rollout.weights_version == num_updates for rollout in rollouts):
-        return credited
-    staleness = num_updates - torch.cat([token_versions(rollout.sequence) for rollout in rollouts])
-    columns = credited.groups.columns
-    columns = replace(columns, known={**columns.known, STALENESS: staleness})
-    told = {f"{STALENESS}/mean": staleness.mean().item(), f"{STALENESS}/max": staleness.max().item()}
-    return replace(credited, groups=replace(credited.groups, columns=columns), metrics={**credited.metrics, **told})
-
-
-def token_versions(sequence: TokenSequence) -> Float64[Tensor, " token"]:
-    """The version of the weights behind each sampled token."""
-    starts = [first for first, _ in sequence.versions[1:]]
-    counts = [end - start for start, end in zip([0, *starts], [*starts, sequence.num_sampled], strict=True)]
-    versions = torch.tensor([version for _, version in sequence.versions], dtype=torch.float64)
-    return versions.repeat_interleave(torch.tensor(counts))
-
-
-def require_correction(algorithm: Algorithm, max_staleness: int) -> None:
-    """Refuse samples of older weights where no term of the loss reads the log-probs that they were sampled with."""
-    if max_staleness and not reads_behaviour(algorithm):
+def require_ahead(session: Session) -> None:
+    """Refuse to collect ahead where the loss does not read the log-probs of what sampled, or all ranks sample."""
+    where, name = f"rollout.max_staleness = {session.config.rollout.max_staleness}", session.algorithm.name
+    if not reads_behaviour(session.algorithm):
         raise UserError(
-            f"rollout.max_staleness = {max_staleness}: algorithm {algorithm.name} has no ratio to the weights that"
-            " sampled, so it would train as if they were the present ones.  Set algorithm.correction, such as"
-            " {level: token}, or max_staleness: 0."
+            f"{where}: algorithm {name} has no ratio to the weights that sampled, so it would train as if they were the"
+            " present ones.  Set algorithm.correction, such as {level: token}, or max_staleness: 0."
         )
+    if isinstance(session.engine, RankEngine):
+        rule = "the ranks of a run sample and train in turn.  Use an engine on a server, or max_staleness: 0"
+        raise UserError(f"{where}: {rule}.")
+
+
+def collecting(session: Session) -> AbstractContextManager[object]:
+    """The collector at work: ahead of the updates where `rollout.max_staleness` allows it."""
+    if not session.config.rollout.max_staleness:
+        return nullcontext()
+    from posttrain.training.ahead import CollectorAhead
+
+    ahead = CollectorAhead(session.collector)
+    session.collector, session.engine = ahead, ahead.trainers_engine
+    return ahead
 
 
 def reads_behaviour(algorithm: Algorithm) -> bool:
