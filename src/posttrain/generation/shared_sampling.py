@@ -109,7 +109,15 @@ class TrainersSampling(Sampling):
         except BaseException:
             turns.give()
             raise
-        self.put, self.take, self.release = self.sampling.put, self.sampling.take, self.sampling.release  # type: ignore[method-assign]
+
+    def put(self, continuations: Sequence[Continuation]) -> None:
+        self.sampling.put(continuations)
+
+    def take(self, seconds: float) -> list[Sampled]:
+        return self.sampling.take(seconds)
+
+    def release(self, sampled: Iterable[Sampled]) -> None:
+        self.sampling.release(sampled)
 
     def close(self) -> None:
         if not self.closed:
