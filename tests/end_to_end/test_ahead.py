@@ -19,7 +19,7 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Continuation, Request, Sampled
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
-from posttrain.training.replay import replay
+from posttrain.training.run_replay import replay
 from posttrain.training.session import CallerObjects
 from tests.support.accidents import Accident
 from tests.support.dice import dice

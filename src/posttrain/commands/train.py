@@ -146,7 +146,7 @@ def replay(arguments: Sequence[str]) -> int:
     """Replay a run, and say how its weights compare with the checkpoints."""
     run, given = split_arguments(arguments, PROGRAMS["replay"]).only("RUN")
     config, _ = given.resumed(Config, run, may_change=("model.path", "run.threads"))
-    from posttrain.training.replay import replay as replayed
+    from posttrain.training.run_replay import replay as replayed
 
     found = replayed(config, show=partial(print, flush=True))
     if not found.equal:

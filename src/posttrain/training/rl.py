@@ -33,7 +33,7 @@ from posttrain.training.evaluation import held_out_metrics
 from posttrain.training.held_out import evaluate_when_due, held_out_score, measure
 from posttrain.training.learner import earlier_rollouts, warm_start
 from posttrain.training.metrics import UpdateReport, step_metrics, update_metrics
-from posttrain.training.replay import count_step, train_again
+from posttrain.training.run_replay import count_step, train_again
 from posttrain.training.session import (
     NO_CALLER,
     CallerObjects,
