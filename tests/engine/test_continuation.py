@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -337,6 +338,31 @@ def test_a_closed_sampling_leaves_no_cache_behind(goes_on: bool) -> None:
     gc.collect()
     assert kept
     assert [each() for each in held] == [None] * len(held)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("max_rows", [4, 256])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_what_is_dropped_is_gone_and_changes_nothing_of_the_others(path: str, max_rows: int, steps: int) -> None:
+    wanted = of_prompts((3, 7, 1), size=3)
+    expected = {place_of(each): each for each in sampled_of(engine_of(path), wanted, REQUEST)}
+    with engine_of(path, max_rows=max_rows).open(replace(REQUEST, keep=True)) as sampling:
+        sampling.put(wanted)
+        done: list[Sampled] = []
+        for _ in range(steps):
+            with suppress(SamplingTimeout):
+                done += sampling.take(0)
+        taken = {place_of(each) for each in done}
+        gone = [each for each in wanted[1::2] if (each.draw, each.sample) not in taken]
+        assert len(gone) > 1
+        sampling.drop(gone)
+        left = len(wanted) - len(gone)
+        done += everything(sampling, left - len(done)) if left > len(done) else []
+        assert not sampling.num_open
+    done.sort(key=place_of)
+    assert len(done) == left
+    assert not {place_of(each) for each in done} & {(each.draw, each.sample) for each in gone}
+    assert_same(done, [expected[place_of(each)] for each in done])
 
 
 def test_looking_for_no_time_at_all_still_gets_on() -> None:

@@ -1,10 +1,12 @@
 """Requests of a trainer as continuations, and completions as vLLM 0.32 writes them."""
 
 import secrets
+from collections.abc import Sequence
 from typing import TypeVar
 
 from pydantic import ValidationError
 from starlette.responses import Response
+from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.generation import rl_protocol
@@ -78,6 +80,17 @@ def sampling_of(asked: GenerateRequest, engine: InProcessEngine) -> tuple[Sampli
         )
         for number in range(fields.n)
     ]
+
+
+def stop_texts(
+    tokenizer: PreTrainedTokenizerBase, sampled: Sequence[Sampled], texts: Sequence[str]
+) -> list[str | None]:
+    """The text that ended each completion; None where something else did."""
+    found: list[str | None] = []
+    for each in sampled:
+        said = tokenizer.decode(list(each.tokens), skip_special_tokens=False) if each.ended_by_text else ""
+        found.append(next((text for text in texts if text in said), None))
+    return found
 
 
 def choice(index: int, sampled: Sampled, logprobs: int | None, stop_text: str | None) -> rl_protocol.Choice:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from posttrain.generation import rl_protocol
-from posttrain.generation.request import Continuation, Request as SamplingRequest, Sampled, StreamKey
+from posttrain.generation.request import Continuation, StreamKey
 from posttrain.generation.rl_protocol import GenerateRequest, ServerFacts, WeightInfo
 from posttrain.models.context import num_embeddings
 from posttrain.models.loading.saving import ExportedWeights
@@ -23,7 +23,7 @@ from posttrain.server import requests
 from posttrain.server.application import route
 from posttrain.server.openai_routes import Service
 from posttrain.server.requests import Access, RefusedRequest, brief
-from posttrain.server.rl_completions import choice, json_of, read, sampling_of
+from posttrain.server.rl_completions import choice, json_of, read, sampling_of, stop_texts
 from posttrain.server.transfer_folder import TransferFolder
 from posttrain.server.weight_loading import Change, base_digest, change_to
 
@@ -67,20 +67,13 @@ class TrainingRoutes:
         settings, continuations = sampling_of(asked, self.service.engine)
         together = asked.posttrain.together if asked.posttrain is not None else None
         sampled = await self.service.sampled(request, self.sampler.submit(settings, continuations, together))
-        texts = [await run_in_threadpool(self.stop_text, each, settings) for each in sampled]
+        texts = stop_texts(self.service.policy.tokenizer, sampled, settings.stop_texts)
         choices = tuple(
             choice(index, each, asked.sampling_params.logprobs, text)
             for index, (each, text) in enumerate(zip(sampled, texts, strict=True))
         )
         answer = rl_protocol.GenerateResponse(request_id=asked.request_id or secrets.token_hex(8), choices=choices)
         return json_of(answer)
-
-    def stop_text(self, sampled: Sampled, settings: SamplingRequest) -> str | None:
-        """The text that ended a completion; None where something else did."""
-        if not sampled.ended_by_text:
-            return None
-        text = self.service.policy.tokenizer.decode(list(sampled.tokens), skip_special_tokens=False)
-        return next(each for each in settings.stop_texts if each in text)
 
     async def release(self, request: Request) -> Response:
         asked = read(rl_protocol.ReleaseRequest, await requests.json_body(request))

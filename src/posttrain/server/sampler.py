@@ -178,12 +178,12 @@ class Sampler:
                 with self.changed:
                     self._stepping = False
                     self.changed.notify_all()
-                    self.changed.wait_for(self._may_step, timeout=self._patience())
+                    while not self._may_step():
+                        self.changed.wait(self._patience())
                     if self.stopped:
                         return
-                    self._stepping = self._may_step()
-                if self._stepping:
-                    self._step()
+                    self._stepping = True
+                self._step()
         except BaseException as error:
             self._fail_all(error)
             raise

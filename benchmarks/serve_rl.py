@@ -1,0 +1,111 @@
+"""CPU seconds of a step's completions, over HTTP from `posttrain serve bundled --rl` and in one process.
+
+    python benchmarks/serve_rl.py [--repeats 5]
+
+Both sample 16 × 16 completions of the bundled model in float32 with one thread and the same uniform numbers.  It also
+says whether tokens and log-probs are the same to the bit.  Linux only: it reads the server's time from /proc.
+"""
+
+import argparse
+import asyncio
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import httpx
+import torch
+
+from posttrain.generation import rl_protocol as wire
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.request import Continuation, Request, StreamKey
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.options.model import ModelOptions
+from posttrain.options.rollout import SamplingParams
+
+GROUPS, SIZE, LIMIT = 16, 16, 400
+KEY = StreamKey(1, "rollout", 0)
+TICKS_PER_SECOND = 100
+Prompts = list[tuple[int, ...]]
+Completions = dict[tuple[int, int], tuple[tuple[int, ...], tuple[float, ...]]]
+"""Tokens and log-probs by draw and sample."""
+
+
+def in_one_process(engine: InProcessEngine, prompts: Prompts) -> Completions:
+    found: Completions = {}
+    with engine.open(Request(sampling=SamplingParams(), key=KEY)) as sampling:
+        sampling.put(
+            [
+                Continuation(prefix=prompt, draw=draw, sample=sample, limit=LIMIT)
+                for draw, prompt in enumerate(prompts)
+                for sample in range(SIZE)
+            ]
+        )
+        while len(found) < GROUPS * SIZE:
+            for each in sampling.take(60):
+                found[each.continuation.draw, each.continuation.sample] = each.tokens, each.logprobs
+    return found
+
+
+async def over_http(url: str, prompts: Prompts, name: str) -> Completions:
+    async def group(client: httpx.AsyncClient, draw: int) -> wire.GenerateResponse:
+        together = wire.PutTogether(name=name, size=GROUPS, place=draw)
+        stream = {"seed": KEY.seed, "purpose": KEY.purpose, "step": KEY.step, "draw": draw, "sample": 0}
+        asks = wire.GenerateRequest(
+            token_ids=prompts[draw],
+            sampling_params=wire.SamplingFields(max_tokens=LIMIT, n=SIZE, logprobs=0),
+            posttrain=wire.OwnFields(**stream, together=together),
+        )
+        json = {"Content-Type": "application/json"}
+        said = await client.post(url + wire.GENERATE, content=wire.written(asks), headers=json)
+        return wire.read(wire.GenerateResponse, said.raise_for_status().content)
+
+    async with httpx.AsyncClient(timeout=600) as client:
+        answers = await asyncio.gather(*(group(client, draw) for draw in range(GROUPS)))
+    return {
+        (draw, choice.index): (choice.token_ids, tuple(each.logprob for each in choice.logprobs.content))
+        for draw, answer in enumerate(answers)
+        for choice in answer.choices
+    }
+
+
+def cpu_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)
+    policy = load_policy(ModelOptions())
+    texts = [f"Use all of {number}, 25, 11 to make {number + 11}.\n" for number in range(3, 3 + GROUPS)]
+    prompts = [tuple(policy.tokenizer(text)["input_ids"]) for text in texts]
+    engine = InProcessEngine(policy)
+    seconds: dict[str, list[float]] = {"one process": [], "server": [], "its client": []}
+    command = [sys.executable, "-m", "posttrain", "serve", "bundled", "--rl", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = re.search(r"http://[^/]*", server.stdout.readline())[0]
+            for number in range(repeats + 1):  # the first one warms up
+                began = time.process_time()
+                ours = in_one_process(engine, prompts)
+                between, before = time.process_time(), cpu_seconds(server.pid)
+                theirs = asyncio.run(over_http(url, prompts, f"put {number}"))
+                taken = (between - began, cpu_seconds(server.pid) - before, time.process_time() - between)
+                for name, value in zip(seconds, taken, strict=True):
+                    seconds[name] += [value] if number else []
+                assert theirs == ours, "tokens or log-probs differ"
+        finally:
+            server.terminate()
+    print(f"{GROUPS} × {SIZE} completions, {sum(len(tokens) for tokens, _ in ours.values()):,} tokens, same to the bit")
+    for name, values in seconds.items():
+        print(f"{name}: {median(values):.2f} s of CPU (median of {repeats})")
+
+
+if __name__ == "__main__":
+    main()
