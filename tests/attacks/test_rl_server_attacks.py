@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from safetensors.torch import save
 
@@ -84,11 +86,8 @@ def test_a_sent_file_has_the_digest_that_names_it_and_is_not_too_large(server: R
         for _ in range(large >> 16):
             yield b" " * (1 << 16)
 
-    try:
+    with suppress(httpx.TransportError):  # the connection may be closed while it is still sending
         said = server.client.put(server.url + wire.UPLOAD.format(sha256=digest), content=chunks())
-    except Exception as error:  # noqa: BLE001  # the connection may be closed while it is still sending
-        assert "httpx" in type(error).__module__
-    else:
         assert said.status_code == 413
     assert not list(server.transfer.glob(".tmp-*"))
 
