@@ -301,7 +301,7 @@ def step_advantages(completion: Callable[[Tensor], Tensor], *, scale: Scale, ste
 def mean_of_rollouts(
     tokens: Float64[Tensor, " token"], lengths: Int64[Tensor, "prompt group"]
 ) -> Float64[Tensor, "prompt group"]:
-    """The mean of each completion's tokens, and exactly x where all are x."""
-    parts = tokens.split(lengths.flatten().tolist())
+    """The mean of each completion's tokens, and exactly x where all are x; 0 of one without a token."""
+    parts = [part if len(part) else part.new_zeros(1) for part in tokens.split(lengths.flatten().tolist())]
     means = [part[0] if bool((part == part[0]).all()) else part.mean() for part in parts]
     return torch.stack(means).view(lengths.shape)
