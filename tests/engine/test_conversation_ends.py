@@ -46,10 +46,13 @@ class Scripted:
 def talk(
     make: Callable[[], object], *, limit: int = 12, suppressed: tuple[int, ...] = SAYS_NOTHING, **options: object
 ) -> Rollout:
-    """One conversation with an environment; a failure is none of the run."""
-    made = environments(make, **{"max_failures": 1.0, **options})
-    asked = request(1, limit, suppressed=suppressed)
-    ((rollout,),) = (g.rollouts for g in conversations(InProcessEngine(tiny_policy()), some_prompts([4]), asked, made))
+    """One conversation with an environment, beside another that does not fail."""
+    others = [Scripted(None)]
+    made = environments(lambda: others.pop() if others else make(), **{"max_failures": 1.0, "workers": 1, **options})
+    asked = request(2, limit, suppressed=suppressed)
+    ((_, rollout),) = (
+        g.rollouts for g in conversations(InProcessEngine(tiny_policy()), some_prompts([4]), asked, made)
+    )
     return rollout
 
 
@@ -196,6 +199,14 @@ def test_too_many_failures_stop_the_run_with_their_number_and_the_first_tracebac
     with refused("test", "4 of 6 completions failed", "max_failures = 0.5", "the game broke", error=RunError):
         conversations(
             InProcessEngine(tiny_policy()), some_prompts([4, 6]), request(3, 8, suppressed=SAYS_NOTHING), made
+        )
+
+
+def test_a_step_whose_completions_all_failed_stops_the_run_whatever_is_allowed() -> None:
+    made = environments(lambda: Scripted(raises), max_failures=1.0)
+    with refused("test", "all completions failed", "the game broke", error=RunError):
+        conversations(
+            InProcessEngine(tiny_policy()), some_prompts([4, 6]), request(1, 8, suppressed=SAYS_NOTHING), made
         )
 
 

@@ -53,4 +53,6 @@ def test_failed_completions_have_no_weight_and_leave_the_others_as_they_were(nam
     for column in ("advantages", "weights", "behaviour_logprobs"):
         found, expected = (batch.columns.named()[column] for batch in (beside, alone))
         assert torch.equal(found, expected), column
-    assert [len(each.completions) for each in beside.split(1000)] == [len(each.completions) for each in alone.split(1000)]
+    assert [len(each.completions) for each in beside.split(1000)] == [
+        len(each.completions) for each in alone.split(1000)
+    ]

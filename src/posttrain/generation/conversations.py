@@ -270,9 +270,10 @@ class Conversations:
 
 
 def require_few_failures(environments: Environments, failures: Sequence[str], num_completions: int) -> None:
-    """Raises RunError with the first traceback if more completions failed than the recipe allows."""
-    allowed = environments.options.max_failures
-    if len(failures) > allowed * num_completions:
-        count = f"{len(failures)} of {num_completions} completions failed, environment.max_failures = {allowed:g}"
-        remedy = "Mend the environment, or raise environment.max_failures"
-        raise RunError(f"environment {environments.name}: {count}.  {remedy}.  The first failure:\n{failures[0]}")
+    """Raises RunError with the first traceback if more completions failed than the recipe allows, or all of them."""
+    allowed, count = environments.options.max_failures, len(failures)
+    if count > allowed * num_completions or count == num_completions:
+        limit = f"{count} of {num_completions} completions failed, environment.max_failures = {allowed:g}"
+        fault = "all completions failed" if count == num_completions else limit
+        remedy = "Correct the environment" + ("" if count == num_completions else ", or raise environment.max_failures")
+        raise RunError(f"environment {environments.name}: {fault}.  {remedy}.  The first failure:\n{failures[0]}")
