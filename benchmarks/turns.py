@@ -2,9 +2,9 @@
 
     python benchmarks/turns.py [--repeats 5]
 
-The bundled model answers the prompts of a step of Countdown (16 × 8 completions) with a calculator at `=` and without, in
-turns, on one thread.  Seconds are those of the process's CPU, threads of replies included.  The figures are the medians,
-and the ratio is that of neighbours.
+The bundled model answers the prompts of a step of Countdown (16 × 8 completions), with a calculator at `=` and without,
+in turns, on one thread.  Seconds are those of the process's CPU, threads of replies included.  The figures are medians,
+and a ratio is that of neighbours.
 """
 
 import argparse
