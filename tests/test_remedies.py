@@ -55,6 +55,10 @@ OTHERS_CALLS = {
 }
 """Calls that a text names and that are none of ours, with whose they are."""
 OTHERS_OPTIONS = {"isolation": "SandboxFusion's"}
+FLAGS_OF_VLLM = (
+    *("enable-scale-out", "logprobs-mode", "generation-config", "override-generation-config", "max-model-len"),
+    *("no-enable-prefix-caching", "weight-transfer-config"),
+)
 MADE_UP = {"FILE.py", "RECIPE.yaml", "mine.py", "my_rewards.py", "rows.jsonl"}
 """Names that stand for a person's own files."""
 IN_A_RUN = {
@@ -233,7 +237,7 @@ def extras() -> frozenset[str]:
 
 def offends(text: Text) -> str:
     """What a text names and there is not, if anything."""
-    says = text.says
+    says = re.sub(rf"--({'|'.join(FLAGS_OF_VLLM)})\b", "", text.says)
     wrong = [f"no command {name}" for name in commands_named(says) if name not in COMMANDS]
     wrong += [f"no flag --{name}" for name in flags_named(says) if name not in known_flags()]
     wrong += [f"no {name}({', '.join(words)})" for name, words in calls_named(says) if not callable_as(name, words)]

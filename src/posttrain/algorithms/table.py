@@ -83,7 +83,6 @@ def reinforce(
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
         correction=correction,
-        credits_turns=credit != "completion",
         least_group_size=1,
     )
 
@@ -122,7 +121,6 @@ def rloo(
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
         correction=correction,
-        credits_turns=credit != "completion",
         masks_truncated=mask_truncated,
         counts_unscored=count_unscored,
     )
@@ -170,7 +168,6 @@ def grpo(
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
         correction=correction,
-        credits_turns=credit != "completion",
         masks_truncated=mask_truncated,
         counts_unscored=count_unscored,
     )
@@ -193,7 +190,6 @@ def dr_grpo(
         credit=credit_at(credit, advantages.group_centred, centre=advantages.group_centred),
         policy=policy_term(losses.clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
         token_weights=losses.constant_length,
-        credits_turns=credit != "completion",
         kl=kl,
         correction=correction,
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from posttrain.binding import arguments_for, bind, is_name_in_file, object_in_file, object_in_module
 from posttrain.environments.chat_turns import SHORT, TOOL, USER, ChatTurns
 from posttrain.environments.openenv import OpenEnvEnvironment, require_server
-from posttrain.environments.protocol import Environment, Environments, Own, nothing
+from posttrain.environments.protocol import Environment, Environments, nothing
 from posttrain.environments.template_check import rewritten_turn
 from posttrain.environments.text_turns import TextTurns
 from posttrain.environments.tool_calls import CallReader, call_id
@@ -20,6 +20,8 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.environment import EnvironmentOptions
 from posttrain.schemas import Schema, did_you_mean
 
+Own = Environments | Callable[..., Environment] | None
+"""What Python gives as `environment`: a class, a factory, or all that is known of one."""
 MultiTurn = Literal["refuse", "append"]
 
 
@@ -31,8 +33,6 @@ class TurnSettings:
     tools_at: Mapping[str, str] = field(default_factory=dict)
     """Stop texts by the name of the tool that answers there."""
     max_turns: int
-    in_chat: bool = True
-    """Whether prompts are conversations, so that the chat template writes the turns."""
     multi_turn: MultiTurn = "refuse"
     """What to do where the chat template would rewrite earlier turns."""
 
@@ -52,24 +52,6 @@ def environments_of(
         return tool_environments(settings, toolbox, renderer, stop_ids)
     if own is None and not options.path and not options.url:
         return None
-    name, make, example = made_once(options, own)
-    turns, notes = chat_turns(settings, renderer, stop_ids)
-    return Environments(
-        name=name,
-        make=make,
-        options=options,
-        renderer=turns,
-        max_turns=settings.max_turns,
-        stop_texts=stop_texts_of(example, name),
-        reproducible=bool(getattr(example, "reproducible", True)),
-        notes=notes,
-    )
-
-
-def made_once(
-    options: EnvironmentOptions, own: Callable[..., Environment] | None = None
-) -> tuple[str, Callable[[], Environment], Environment]:
-    """The name of an environment, what makes it, and one that was closed; a server is called once."""
     if options.url:
         name, make = f"OpenEnv at {options.url}", session_maker(options)
         require_server(options.url, options.seconds)
@@ -82,7 +64,17 @@ def made_once(
         raise UserError(f"environment: {name} returns the same object twice.  Return a new one for each completion.")
     close = getattr(example, "close", nothing)
     close()
-    return name, make, example
+    turns, notes = chat_turns(settings, renderer, stop_ids)
+    return Environments(
+        name=name,
+        make=make,
+        options=options,
+        renderer=turns,
+        max_turns=settings.max_turns,
+        stop_texts=stop_texts_of(example, name),
+        reproducible=bool(getattr(example, "reproducible", True)),
+        notes=notes,
+    )
 
 
 def require_one(options: EnvironmentOptions, toolbox: Toolbox, own: Own) -> None:
@@ -136,7 +128,7 @@ def chat_turns(
 ) -> tuple[ChatTurns, tuple[str, ...]]:
     """The turns of a tokenizer's template, checked, and what the plan says of it."""
     turns = ChatTurns(renderer, stop_ids, reader)
-    fault = rewritten_turn(turns, renderer.tools) if renderer.template and settings.in_chat else ""
+    fault = rewritten_turn(turns, renderer.tools) if renderer.template else ""
     if not fault:
         return turns, ()
     if settings.multi_turn == "append":
@@ -161,9 +153,6 @@ def tool_environments(
         turns, stop_texts = TextTurns(renderer, stop_ids), tuple(tools_at)
     else:
         reader = call_reader(renderer, stop_ids)
-        if not settings.in_chat:
-            rule = "called in a conversation, and the prompts are plain text"
-            raise UserError(f"tools: they are {rule}.  Set task.prompt_format: chat, or tools_at to ask in text.")
         make = partial(CalledTools, toolbox.tools, reader)
         turns, notes = chat_turns(settings, renderer, stop_ids, reader)
     return Environments(

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from posttrain.options.environment import EnvironmentOptions
-from posttrain.records import Prompt
-from posttrain.turns import ToolCall
+from posttrain.records import Prompt, ToolCall
 
 Messages = Sequence[Mapping[str, object]]
 """Chat turns, each with `role` and `content`."""
@@ -84,10 +83,6 @@ class Environments:
     """Lines of the plan."""
     close: Callable[[], None] = nothing
     """Ends what the environments share, such as a sandbox; called once, with the session."""
-
-
-Own = Environments | Callable[..., Environment] | None
-"""What Python gives as `environment`: a class, a factory, or all that is known of one."""
 
 
 @runtime_checkable

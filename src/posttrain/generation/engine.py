@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, cast, runtime_checkable
 
 from posttrain.binding import build_own
@@ -110,6 +111,25 @@ class Engine(Protocol):
 
     def open(self, request: Request) -> Sampling:
         """Start sampling."""
+
+
+@runtime_checkable
+class EngineElsewhere(Engine, Protocol):
+    """An engine with servers: it holds connections, and may write weights as files."""
+
+    def transfer_in(self, folder: Path) -> None:
+        """Write files of weights there, unless the recipe names another folder."""
+
+    def describe(self) -> list[str]:
+        """Lines for a run's plan."""
+
+    def close(self) -> None:
+        """End what it holds; closing twice does nothing."""
+
+
+def close_engine(engine: Engine) -> None:
+    if isinstance(engine, EngineElsewhere):
+        engine.close()
 
 
 MEMBERS = tuple(sorted(name for name in vars(Engine) if not name.startswith("_")))

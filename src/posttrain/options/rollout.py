@@ -1,12 +1,14 @@
 """How tokens and completions are sampled: the `rollout` section of a recipe, and the part that one prompt needs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveInt, Rule
+from posttrain.options.bounds import Bounded, NonEmptyStr, NonNegativeInt, PositiveFloat, PositiveInt, Rule, by_name
+from posttrain.schemas import require_no_password
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +60,6 @@ class SamplingOptions(Bounded):
     """Sample among the likeliest tokens that together hold this probability; 1 is all of them."""
     min_p: float = 0.0
     """Leave out tokens less likely than this share of the likeliest one; 0 keeps all."""
-    max_turns: PositiveInt = 16
-    """With an environment or tools: most turns of the policy in a completion (finish reason `turns`).
-    `max_completion_tokens` counts the tokens of all its turns."""
-    multi_turn: Literal["refuse", "append"] = "refuse"
-    """With an environment or tools, for a chat template that writes earlier turns differently once others follow (it
-    drops their `<think>`, say): refuse the run, or append each turn to the tokens before it all the same."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,8 +116,69 @@ class InProcessOptions(Bounded):
     name: Literal["in_process"] = "in_process"
 
 
-EngineOptions = InProcessOptions | Mapping[str, object]
+@dataclass(frozen=True, kw_only=True)
+class HttpSeconds(Bounded):
+    """Time limits of calls to an inference server; a server that exceeds one is left out until the next update."""
+
+    connect: PositiveFloat = 5.0
+    """For a connection."""
+    sample: PositiveFloat = 600.0
+    """For the completions of one request, from sending it to the last byte of the answer."""
+    update: PositiveFloat = 120.0
+    """For all calls that give one server new weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions(Bounded):
+    """Completions are sampled by inference servers: `posttrain serve MODEL --rl`, or vLLM."""
+
+    name: Literal["http"] = "http"
+    urls: tuple[NonEmptyStr, ...] = ()
+    """Addresses of servers, such as http://127.0.0.1:8000; completions are shared out among them."""
+    seconds: HttpSeconds = field(default_factory=HttpSeconds)
+    transport: Literal["auto", "folder", "put"] = "auto"
+    """How servers get weights.  `folder`: they read a file in a folder that they share with the trainer.  `put`: the
+    file is sent to them, which only `posttrain serve` takes.  `auto`: a folder where they read it, else put."""
+    transfer_folder: str = ""
+    """Folder for files of weights, the same path here and on the servers; empty is `weights/` of the run folder."""
+    evaluation: str = ""
+    """Address of one more server, which samples for evaluations only; empty leaves them to the others."""
+    key_env: str = "POSTTRAIN_SERVE_TOKEN"
+    """Environment variable with the key that servers ask for (`Authorization: Bearer ...`); unset sends none."""
+
+    rules = (
+        Rule("urls", lambda o: o.urls, "names no server.  Give one, such as [http://127.0.0.1:8000]."),
+        Rule(
+            "urls",
+            lambda o: all(map(is_http, o.urls)),
+            "has an entry that is not an http(s) address.  Use some such as http://127.0.0.1:8000.",
+        ),
+        Rule(
+            "urls",
+            lambda o: len({each.rstrip("/") for each in (*o.urls, o.evaluation)}) == len(o.urls) + 1,
+            "names a server twice.  Name each once.",
+        ),
+        Rule(
+            "evaluation",
+            lambda o: not o.evaluation or is_http(o.evaluation),
+            "is not an http(s) address.  Use one such as http://127.0.0.1:8001.",
+        ),
+        Rule("transfer_folder", lambda o: not o.transfer_folder or o.transport != "put", "is not for transport: put."),
+    )
+
+    def __post_init__(self) -> None:
+        for each in (*self.urls, self.evaluation):
+            require_no_password(each, "urls", "Give a key by key_env.")
+        super().__post_init__()
+
+
+def is_http(address: str) -> bool:
+    parts = urlsplit(address)
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
+EngineOptions = InProcessOptions | HttpOptions | Mapping[str, object]
 """For your class, a mapping of its path and options."""
 
-ENGINE_OPTIONS = {"in_process": InProcessOptions}
+ENGINE_OPTIONS = by_name(InProcessOptions | HttpOptions)
 """The option class of each engine, by the name it has in recipes."""

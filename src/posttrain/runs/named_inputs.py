@@ -6,7 +6,7 @@ of the hub while the hub does not answer.
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,9 +19,9 @@ from posttrain.errors import RunError, UserError
 from posttrain.models.loading.folder_kinds import hub_folder, model_digest
 from posttrain.options.collect import LlmJudgeOptions
 from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions, RowSourceOptions
-from posttrain.options.environment import EnvironmentOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
+from posttrain.options.rollout import HttpSeconds
 from posttrain.runs import run_inputs
 from posttrain.runs.files import RECIPE, saved_steps
 from posttrain.runs.folder import require_run_folder
@@ -37,8 +37,6 @@ REPLACED = {
     "held_out_rows": ("task.held_out_path",),
     "task": ("task.",),
     "engine": ("engine.",),
-    "environment": ("environment.", "tools["),
-    "tools": ("environment.", "tools["),
     "policy": ("model.path", "model.chat_template"),
     "algorithm": ("algorithm.path",),
 }
@@ -70,10 +68,6 @@ def named_options(config: AnyConfig) -> list[NamedInput]:
     if isinstance(config.model, ModelOptions):
         found.append(NamedInput(run_inputs.MODEL, "model", config.model.path, model=config.model))
         found.append(NamedInput("model.chat_template", "file", config.model.chat_template))
-    if isinstance(environment := getattr(config, "environment", None), EnvironmentOptions):
-        found.append(NamedInput("environment.path", "code", environment.path))
-    tools = enumerate(getattr(config, "tools", ()))
-    found += [NamedInput(f"tools[{index}]", "code", tool) for index, tool in tools if ":" in tool]
     for index, reward in enumerate(getattr(config, "rewards", ())):
         found += files_of_reward(f"rewards[{index}]", reward)
     if isinstance(config, CollectConfig) and isinstance(config.judge, LlmJudgeOptions):
@@ -206,14 +200,16 @@ def changed_since(folder: Path, config: AnyConfig) -> list[str]:
     return run_inputs.differences(began, run_inputs.RunInputs(files=named_files(config)))[0] if began.files else []
 
 
+SECONDS = tuple(each.name for each in fields(HttpSeconds))
 MAY_CHANGE = frozenset(
     [
         *("checkpoint", "tracker", "rollout.keep_alternatives", "run.folder", "run.overwrite", "run.num_steps"),
         *("run.time_limit_minutes", "run.token_limit", "run.early_stop_evaluations", "run.report_to", "run.curves"),
-        "run.keep_token_columns",
+        *("run.keep_token_columns", "placement", "engine.urls", "engine.evaluation", "engine.transport"),
+        *("engine.transfer_folder", "engine.key_env", *(f"engine.seconds.{name}" for name in SECONDS)),
     ]
 )
-"""Sections and options that a resumed run may change: its length, and what is kept of it."""
+"""Sections and options that a resumed run may change: its length, what is kept of it, and where its servers are."""
 
 
 def run_recipe(run: Path) -> RecipeLayer:

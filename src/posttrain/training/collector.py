@@ -7,9 +7,7 @@ from torch import Tensor
 
 from posttrain.algorithms.advantages import sums_differ
 from posttrain.algorithms.algorithm import Resample
-from posttrain.environments.workers import ReplyWorkers
-from posttrain.generation.conversations import sample_conversations
-from posttrain.generation.engine import Engine
+from posttrain.generation.engine import Engine, sample_groups
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.options.reward import GradingOptions
 from posttrain.options.rollout import RolloutOptions
@@ -82,11 +80,9 @@ class Collector:
         settings: CollectorSettings,
         *,
         resources: Resources | None = None,
-        workers: ReplyWorkers | None = None,
     ) -> None:
-        """`workers` ask the environments of completions; without, a completion has one turn."""
         self.task, self.engine, self.rewards, self.settings = task, engine, tuple(rewards), settings
-        self.resources, self.workers = resources, workers
+        self.resources = resources
         self.unscored = UnscoredRows(settings.grading.on_unscored_row)
 
     def close(self) -> None:
@@ -144,8 +140,7 @@ class Collector:
     def _sampled(self, step: int, draws: range, journal: Journal, clock: Clock) -> tuple[list[Group], Grades]:
         with clock("rollout"):
             request = self.request(step, first_draw=draws.start)
-            prompts = training_prompts(self.task, step, draws)
-            groups = sample_conversations(self.engine, prompts, request, self.workers)
+            groups = sample_groups(self.engine, training_prompts(self.task, step, draws), request)
         with clock("grade"):
             grades = self.grade(groups, step=step, journal=journal)
         self.unscored.look_at(groups, grades)

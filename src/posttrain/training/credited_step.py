@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.algorithms import kl
@@ -22,13 +22,7 @@ from posttrain.models.forward import ForwardNeeds
 from posttrain.models.policy import Policy
 from posttrain.needs import Need
 from posttrain.records import Group, TokenSequence
-from posttrain.rewards.process_rewards import (
-    process_rewards,
-    rewards_without_turns,
-    summed,
-    turn_rewards,
-    with_penalties,
-)
+from posttrain.rewards.process_rewards import process_rewards, with_penalties
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.critic import Critic
@@ -221,9 +215,7 @@ def credited_step(
         models.critic.head.expect(rewards.nanmean().nan_to_num(nan=0.0).item())
     known = step_columns(models, groups, teacher_prompts, clock)
     sampled = sampled_columns(groups)
-    marked = steps = process_rewards(groups, grades, models.policy.tokenizer)
-    if algorithm.credits_turns and (earned := turn_rewards(groups)) is not None:
-        rewards, steps = rewards_without_turns(grades), summed(marked, earned)  # earned once, with the turn
+    steps = process_rewards(groups, grades, models.policy.tokenizer)
     token_rewards = with_penalties(steps, penalties(algorithm, state, sampled.behaviour_logprobs, known))
     evidence = Evidence(
         rewards=rewards,
@@ -244,11 +236,13 @@ def credited_step(
     if shown is not None:
         metrics["teacher/shown"] = shown.shown_share
     known.pop("final_values", None)  # the only one that is not of tokens
-    known |= {} if credit.returns is None else {"returns": credit.returns}
+    returns = {} if credit.returns is None else {"returns": credit.returns}
     credited = CreditedGroups(
         groups=groups,
-        scored=taking_part(groups, grades.rewards, algorithm),
-        columns=replace(sampled, advantages=credit.advantages, value_range=credit.value_range, known=known),
+        scored=~grades.rewards.isnan() | algorithm.counts_unscored,
+        columns=replace(
+            sampled, advantages=credit.advantages, value_range=credit.value_range, known={**known, **returns}
+        ),
         teacher_prompts=teacher_prompts,
     )
     return CreditedStep(
@@ -257,17 +251,9 @@ def credited_step(
         advantages=mean_of_rollouts(credit.advantages, evidence.lengths),
         metrics=metrics,
         token_rewards=token_rewards,
-        process_rewards=marked,
+        process_rewards=steps,
         next_state=next_state,
     )
-
-
-def taking_part(
-    groups: Sequence[Group], rewards: Float64[Tensor, "prompt group"], algorithm: Algorithm
-) -> Bool[Tensor, "prompt group"]:
-    """Rollouts with a reward, or where the algorithm counts the others all but those whose environment failed."""
-    failed = torch.tensor([[rollout.finish.failed for rollout in group.rollouts] for group in groups])
-    return (~rewards.isnan() | algorithm.counts_unscored) & ~failed
 
 
 def penalties(

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import cast
@@ -13,10 +12,8 @@ import torch
 from jaxtyping import Float64
 from numpy import ndarray
 
-from posttrain.environments.workers import ReplyWorkers
 from posttrain.errors import UserError
-from posttrain.generation.conversations import sample_conversations
-from posttrain.generation.engine import Advance, Engine
+from posttrain.generation.engine import Advance, Engine, sample_groups
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.options.reward import GradingOptions
 from posttrain.options.rollout import SamplingParams
@@ -59,10 +56,6 @@ class Questions:
     """The state of the run, for rewards."""
     probes: Mapping[str, Probe] = field(default_factory=dict)
     """Further measures of a full evaluation."""
-    workers: ReplyWorkers | None = None
-    """Ask the environments of completions, as in training."""
-    replies: Callable[[str], AbstractContextManager[object]] = nullcontext
-    """Entered with the name of a measurement: a run keeps replies that are not reproducible."""
     counts: bool = False
     """Whether the judge is known to count something, so that no score means a right answer."""
 
@@ -119,7 +112,7 @@ def sample_answers(
     The same seed gives every policy the same uniform numbers.
     """
     request = evaluation_request(questions, samples=samples, greedy=greedy)
-    groups = conversations(engine, questions, request, "greedy" if greedy else "sampled", advance)
+    groups = sample_groups(engine, questions.prompts, request, advance=advance)
     rewards, judge = () if greedy else questions.rewards, questions.judge
 
     def graded(functions: Sequence[RewardFunction]) -> Grades:
@@ -150,14 +143,6 @@ def sample_answers(
         outcomes={outcome: count / counts.total() for outcome, count in sorted(counts.items())},
         logged={name.removeprefix("logged/"): value for name, value in logged_metrics(told.logged).items()},
     )
-
-
-def conversations(
-    engine: Engine, questions: Questions, request: GroupRequest, name: str, advance: Advance
-) -> list[Group]:
-    """The completions of one measurement, with environments where training has them."""
-    with questions.replies(name):
-        return sample_conversations(engine, questions.prompts, request, questions.workers, advance=advance)
 
 
 def means_of_problems(values: Float64[ndarray, "prompt sample"]) -> Float64[ndarray, " problem"]:
@@ -209,7 +194,7 @@ def full_evaluation(
                 continue  # the texts are not single tokens of this tokenizer
             suppressed = (*(tokens[0] for tokens in encoded), *(engine.stop_ids if probe.endless else ()))
             request = replace(evaluation_request(questions, samples=1), suppressed=suppressed)
-            groups = tuple(conversations(engine, questions, request, name, advance))
+            groups = tuple(sample_groups(engine, questions.prompts, request, advance=advance))
         numbers = probe.measure(groups)
         results |= checked_readings(f"task {questions.task}: probe {name!r}", probe, numbers, results)
     return results, sampled.groups
@@ -302,8 +287,7 @@ def brief_evaluation(
     """Held-out accuracy and reward during training: one sample for each of the first problems."""
     if not questions.prompts:
         return {}
-    replies = questions.replies
-    few = replace(questions, prompts=questions.prompts[:problems], replies=lambda name: replies(f"{name}, brief"))
+    few = replace(questions, prompts=questions.prompts[:problems])
     answers = sample_answers(engine, few, samples=1, keep=keep)
     results = mean_with_interval(REWARD, answers.rewards)
     if not (questions.counts or answers.counts):

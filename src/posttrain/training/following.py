@@ -19,6 +19,7 @@ from posttrain.generation.rank_sampling import RankEngine, RankShare
 from posttrain.generation.request import Continuation, Request
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.loading.new_model import policy_of_run
+from posttrain.options.rollout import InProcessOptions
 from posttrain.ranks.group import RankGroup
 from posttrain.runs import checkpoint
 from posttrain.runs.checkpoint import ThreadClaim, claim_threads
@@ -75,8 +76,10 @@ class RlFollower(Follower):
         self.caller, self.policy = caller, replace(policy, ranks=ranks)
 
     def open(self, longest: int) -> None:
-        engine, policy = engine_of(self.config, self.caller, self.policy, longest)
-        self.engine = engine.share if isinstance(engine, RankEngine) else None
+        policy = self.policy
+        if self.caller.engine is None and isinstance(self.config.engine, InProcessOptions):  # else rank 0 asks servers
+            engine, policy = engine_of(self.config, self.caller, policy, longest)
+            self.engine = engine.share if isinstance(engine, RankEngine) else None
         algorithm = self.caller.algorithm or build_algorithm(self.config.algorithm)
         self.learner = learner_of(self.config, self.caller, policy, algorithm)
         self.trained = trained_by_reward(self.learner)

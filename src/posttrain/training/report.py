@@ -11,11 +11,13 @@ import torch
 
 from posttrain.config.recipes import recorded_time
 from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.engine import Engine, EngineElsewhere
 from posttrain.generation.parity import mixture_note
 from posttrain.models.loading.description import adapter_lines, model_lines, unused_options
 from posttrain.models.memory.memory_plan import MemoryPlan
 from posttrain.models.memory.model_shape import object_shape
 from posttrain.options.model import run_model
+from posttrain.options.rollout import InProcessOptions
 from posttrain.rewards.model import reward_models_in
 from posttrain.runs.files import writing
 from posttrain.runs.folder import shown
@@ -57,8 +59,8 @@ def rl_plan_lines(
         *policy_lines(session),
         f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
         *(f"           {note}" for note in session.task.notes()),
-        *session.environment.notes,
         *adapter_lines(session.policy, config.update),
+        *engine_lines(session.engine),
         f"algorithm  {session.algorithm.name}, learning rate {config.update.largest_rate:g}",
         f"rewards    {', '.join(f'{item.name} × {item.settings.weight:g}' for item in session.rewards)}",
         (
@@ -85,11 +87,17 @@ def ahead_lines(session: Session) -> list[str]:
     return [f"ahead      up to {count_text(most, 'step')}: {overlap}"]
 
 
+def engine_lines(engine: Engine) -> list[str]:
+    """What samples, where it is not this process."""
+    lines = engine.describe() if isinstance(engine, EngineElsewhere) else []
+    return [f"{'' if number else 'engine':10} {each}" for number, each in enumerate(lines)]
+
+
 def planned_memory(session: Session) -> tuple[str, list[str]]:
     policy, prompt_tokens = session.policy, max(1, session.longest_prompt_tokens)
     shape, on_cuda = object_shape(policy.model), policy.device.type == "cuda"
     setup = rl_setup(session.config, shape, session.algorithm, prompt_tokens=prompt_tokens, on_cuda=on_cuda)
-    samples_elsewhere = session.caller.engine is not None or isinstance(session.config.engine, Mapping)
+    samples_elsewhere = session.caller.engine is not None or not isinstance(session.config.engine, InProcessOptions)
     setup = replace(setup, reward_models=reward_model_bytes(session), samples=not samples_elsewhere)
     plan, machine = MemoryPlan(shape, held_by(policy, setup)), machine_memory(on_cuda=on_cuda)
     return memory_line(plan, machine), memory_warning(plan, machine)
@@ -195,8 +203,6 @@ def closing_lines(
         "rows": caller.rows is not None,
         "held_out_rows": caller.held_out_rows is not None,
         "rewards": bool(caller.functions),
-        "environment": caller.environment is not None,
-        "tools": bool(caller.tools),
     }
     arguments = ", ".join(f"{name}={name}" for name, is_given in given.items() if is_given)
     measured = f"posttrain eval {folder}"

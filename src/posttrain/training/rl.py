@@ -9,9 +9,8 @@ from torch import Tensor
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config
-from posttrain.environments.protocol import Own
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine
+from posttrain.generation.engine import Engine, EngineElsewhere
 from posttrain.generation.parity import gap_metrics
 from posttrain.models.policy import Policy
 from posttrain.ranks.joining import joined
@@ -19,7 +18,6 @@ from posttrain.runs.folder import interrupted_lines, saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.progress import Clock
 from posttrain.runs.prompt_preview import Reader, first_step_lines
-from posttrain.runs.reply_journal import ReplyFile
 from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
@@ -42,7 +40,6 @@ from posttrain.training.session import (
     Rewards,
     Session,
     StartOptions,
-    Tools,
     inputs_of,
     open_session,
     require_training_by_reward,
@@ -61,8 +58,6 @@ def train(
     rewards: Rewards = (),
     rows: Rows | None = None,
     held_out_rows: Rows | None = None,
-    environment: Own = None,
-    tools: Tools = (),
     watchers: Sequence[Watcher] = (),
     resume: bool = False,
     from_step: int | None = None,
@@ -73,9 +68,8 @@ def train(
 
     For callers in Python: `policy` (made by `posttrain.as_policy`), `task`, `engine` and `algorithm` are objects that
     replace those of the config; `rewards` are your functions, `rows` your prompts, `held_out_rows` those to evaluate
-    on, and `watchers` see each step.  `environment` is a class or a factory of what replies to the policy's turns, and
-    `tools` are functions that it may call.  `resume` continues the run in `config.run.folder` from its last checkpoint,
-    to the same bits as an uninterrupted run; `from_step` from that of an earlier step, dropping later ones;
+    on, and `watchers` see each step.  `resume` continues the run in `config.run.folder` from its last checkpoint, to
+    the same bits as an uninterrupted run; `from_step` from that of an earlier step, dropping later ones;
     `accept_changes` also if rows, rewards or files have changed, such as a corrected reward.  `recipe` is the source of
     the config in the summary.
     """
@@ -87,8 +81,6 @@ def train(
         rewards=rewards,
         rows=rows,
         held_out_rows=held_out_rows,
-        environment=environment,
-        tools=tools,
     )
     start = StartOptions(
         watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes, recipe=recipe
@@ -141,11 +133,8 @@ def make_ready(session: Session) -> None:
         require_ahead(session)
     session.require_prompts_and_rows()
     config.require_room(session.longest_prompt_tokens)
-    context = session.policy.max_positions
     longest = session.longest_prompt_tokens + config.rollout.max_completion_tokens
-    if session.environment.workers is not None:  # replies are of any length
-        longest = context
-    session.learner.require_context(min(longest, context))  # where completions end at the latest
+    session.learner.require_context(min(longest, session.policy.max_positions))  # where completions end at the latest
     for line in report.planned_memory(session)[1]:
         print(line, flush=True)
 
@@ -155,6 +144,9 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
     config, state, first = session.config, session.trained.run, None
     run = config.run
     folder = RunFolder.resume(run.folder) if start.resume else RunFolder.claim(run.folder, overwrite=run.overwrite)
+
+    if isinstance(session.engine, EngineElsewhere):
+        session.engine.transfer_in(folder.path / "weights")
 
     def stop_early() -> bool:
         patience, limit = config.run.early_stop_evaluations, config.run.token_limit
@@ -180,7 +172,6 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
             folder.write_inputs(inputs)
             notes += inputs.notes
         session.load_weights()
-        session.keep_replies(ReplyFile(folder))
         if not state.before:
             if config.update.optimizer_from:  # a resumed run has it in its checkpoints, from step 0 on
                 session.learner.load_optimizer_state(config.update.optimizer_from)
@@ -337,8 +328,6 @@ class TrainArguments(TypedDict, total=False):
     rewards: Rewards
     rows: Rows | None
     held_out_rows: Rows | None
-    environment: Own
-    tools: Tools
     watchers: Sequence[Watcher]
     resume: bool
     from_step: int | None

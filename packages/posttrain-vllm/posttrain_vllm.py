@@ -1,0 +1,103 @@
+"""A weight-transfer engine for vLLM that reads safetensors files, as posttrain writes them after each step.
+
+vLLM finds `register` by its entry point group `vllm.general_plugins` and calls it in every process.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BACKEND = "safetensors_file"
+"""Its name in `--weight-transfer-config`."""
+READ_BYTES = 1 << 20
+
+
+def register() -> None:
+    """Add the backend to vLLM, once in each process."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, __name__, "engine_class")
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checked_weights(path: str, sha256: str) -> dict[str, Any]:
+    """The tensors of a file.  Raises ValueError, before any is read, if the file is not the one with this digest."""
+    from safetensors.torch import load_file
+
+    if not Path(path).is_file():
+        raise ValueError(f"{path}: no such file on this machine.  Use a transfer_folder that trainer and server share.")
+    if (found := file_digest(Path(path))) != sha256:
+        raise ValueError(f"{path}: its SHA-256 is {found}, and {sha256} was announced.  Send the weights again.")
+    return load_file(path)
+
+
+def __getattr__(name: str) -> Any:
+    """`engine_class`, whose bases are vLLM's, is made when vLLM asks for it."""
+    if name != "engine_class":
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return make_engine_class()
+
+
+def make_engine_class() -> type:
+    from vllm.distributed.weight_transfer.base import (
+        WeightTransferEngine,
+        WeightTransferInitInfo,
+        WeightTransferUpdateInfo,
+    )
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    @dataclass
+    class InitInfo(WeightTransferInitInfo):
+        """There is nothing to agree on."""
+
+    @dataclass
+    class UpdateInfo(WeightTransferUpdateInfo):
+        path: str = ""
+        sha256: str = ""
+        adapter: dict[str, Any] | None = None
+
+    class SafetensorsFileEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+        """Loads a whole model from one file, layer by layer."""
+
+        init_info_cls, update_info_cls = InitInfo, UpdateInfo
+
+        def init_transfer_engine(self, init_info: InitInfo) -> None:
+            """Nothing to set up: each update names its file."""
+
+        def start_weight_update(self) -> None:
+            """Nothing changes before the file is checked: see `receive_weights`."""
+
+        def receive_weights(self, update_info: UpdateInfo) -> None:
+            if update_info.adapter is not None:
+                raise ValueError(f"{update_info.path}: is an adapter.  Send merged weights.")
+            tensors = checked_weights(update_info.path, update_info.sha256)
+            initialize_layerwise_reload(self.model)
+            self.model.load_weights(iter(tensors.items()))
+
+        def finish_weight_update(self) -> None:
+            finalize_layerwise_reload(self.model, self.model_config)
+            repack_tied_head(self.model)
+
+        def shutdown(self) -> None:
+            """Nothing is held open."""
+
+    return SafetensorsFileEngine
+
+
+def repack_tied_head(model: Any) -> None:
+    """Pack a tied output head again: vLLM's CPU build multiplies by a packed copy, and reloads only the embedding."""
+    from vllm.platforms import current_platform
+
+    head = getattr(model, "lm_head", None)
+    if not current_platform.is_cpu() or head is None or not getattr(model.config, "tie_word_embeddings", False):
+        return
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    dispatch_cpu_unquantized_gemm(head, remove_weight=False)

@@ -1,0 +1,147 @@
+"""Continuations as requests to a server, and its answers as completions."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from posttrain.generation.request import Continuation, Request, Sampled
+from posttrain.generation.rl_protocol import (
+    Choice,
+    GenerateRequest,
+    GenerateResponse,
+    OwnFields,
+    PutTogether,
+    SamplingFields,
+)
+from posttrain.records import Finish
+
+MOST_TOGETHER = 1024
+"""Completions of one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionJob:
+    """Continuations that one request asks for: one, or a group with one prefix and consecutive sample numbers."""
+
+    continuations: tuple[Continuation, ...]
+    together: PutTogether | None = None
+    """With which other requests it is put; None where it is put again by itself."""
+
+    @property
+    def first(self) -> Continuation:
+        return self.continuations[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """The most tokens that it can hold at its end."""
+        return sum(len(each.prefix) + each.limit for each in self.continuations)
+
+    def alone(self) -> "CompletionJob":
+        return CompletionJob(self.continuations)
+
+    def body(
+        self, request: Request, stop_ids: Sequence[int], request_id: str, *, together: bool = False
+    ) -> GenerateRequest:
+        """The request; vLLM ignores our fields."""
+        first, sampling, key = self.first, request.sampling, self.first.key or request.key
+        return GenerateRequest(
+            token_ids=first.prefix,
+            request_id=request_id,
+            sampling_params=SamplingFields(
+                max_tokens=first.limit,
+                n=len(self.continuations),
+                temperature=0.0 if sampling.greedy else sampling.temperature,
+                top_k=0 if sampling.greedy else sampling.top_k,
+                top_p=1.0 if sampling.greedy else sampling.top_p,
+                min_p=0.0 if sampling.greedy else sampling.min_p,
+                logprobs=request.keep_alternatives,
+                stop_token_ids=tuple(stop_ids),
+                stop=request.stop_texts,
+                detokenize=bool(request.stop_texts),
+                ignore_eos=True,
+            ),
+            posttrain=OwnFields(
+                seed=key.seed,
+                purpose=key.purpose,
+                step=key.step,
+                draw=first.draw,
+                sample=first.sample,
+                first_position=first.first_position,
+                suppressed=request.suppressed,
+                keep=request.keep,
+                together=self.together if together else None,
+            ),
+        )
+
+
+def jobs_of(continuations: Sequence[Continuation], name: str, *, grouped: bool) -> list[CompletionJob]:
+    """The requests for continuations that are put at once, under a name; `grouped` makes one of each group."""
+
+    def place(pair: tuple[int, Continuation]) -> object:
+        index, each = pair
+        same = (each.draw, each.sample - index, each.limit, each.first_position, each.key, each.prefix)
+        return same if grouped else index
+
+    groups = [tuple(each for _, each in pairs) for _, pairs in groupby(enumerate(continuations), place)]
+    parts = [group[at : at + MOST_TOGETHER] for group in groups for at in range(0, len(group), MOST_TOGETHER)]
+    size = len(parts)
+    return [CompletionJob(part, PutTogether(name=name, size=size, place=index)) for index, part in enumerate(parts)]
+
+
+class UnsoundAnswer(Exception):
+    """An answer that does not fit its request; the message says what is wrong."""
+
+
+def completions_of(
+    job: CompletionJob, answer: GenerateResponse, request: Request, stop_ids: Sequence[int], versions: Collection[int]
+) -> list[Sampled]:
+    """The completions in an answer.  Raises UnsoundAnswer; weights of these versions may have sampled."""
+    by_index = {choice.index: choice for choice in answer.choices}
+    if sorted(by_index) != [*range(len(job.continuations))] or len(answer.choices) != len(by_index):
+        raise UnsoundAnswer(f"{len(answer.choices)} completions, where {len(job.continuations)} were asked for")
+    return [
+        completion(each, by_index[index], request, stop_ids, versions) for index, each in enumerate(job.continuations)
+    ]
+
+
+def completion(
+    continuation: Continuation, choice: Choice, request: Request, stop_ids: Sequence[int], versions: Collection[int]
+) -> Sampled:
+    """One of them, checked against what was asked for."""
+    tokens, reason = choice.token_ids, choice.finish_reason
+    if not 1 <= len(tokens) <= continuation.limit:
+        raise UnsoundAnswer(f"{len(tokens)} tokens, where 1 to {continuation.limit} were asked for ({reason})")
+    content = choice.logprobs.content if choice.logprobs is not None else None
+    if content is None or [each.token_id for each in content] != [*tokens]:
+        raise UnsoundAnswer(f"log-probs of {len(content or ())} tokens for {len(tokens)} tokens, or of others")
+    stopped = tokens[-1] in stop_ids
+    by_text = not stopped and reason == "stop" and choice.stop_reason in request.stop_texts
+    if not (stopped or by_text or (reason == "length" and len(tokens) == continuation.limit)):
+        given = f"finish_reason = {reason}, stop_reason = {choice.stop_reason!r:.40}"
+        raise UnsoundAnswer(f"it ended a completion after {len(tokens)} of {continuation.limit} tokens ({given})")
+    count = request.keep_alternatives
+    return Sampled(
+        continuation=continuation,
+        tokens=tokens,
+        logprobs=tuple(each.logprob for each in content),
+        cut_logprobs=choice.cut_logprobs,
+        alternatives=tuple(each.likeliest(count) for each in content) if count else None,
+        finish=Finish.STOP if stopped else Finish.LENGTH,
+        ended_by_text=by_text,
+        versions=spans_of(choice, versions),
+    )
+
+
+def spans_of(choice: Choice, versions: Collection[int]) -> tuple[tuple[int, int], ...]:
+    """(version, tokens) in order.  Raises UnsoundAnswer where tokens have no version, or one that was not sent."""
+    spans, end = choice.weight_versions or (), 0
+    for span in spans:
+        if span.start != end or span.end <= span.start:
+            raise UnsoundAnswer(f"weight_versions has a gap at token {end}")
+        if not span.version.isdecimal() or int(span.version) not in versions:
+            sent = ", ".join(map(str, sorted(versions)))
+            raise UnsoundAnswer(f"it sampled with weights {span.version[:40]!r}, where version {sent} was sent")
+        end = span.end
+    if end != len(choice.token_ids):
+        raise UnsoundAnswer(f"weight_versions covers {end} of {len(choice.token_ids)} tokens")
+    return tuple((int(span.version), span.end - span.start) for span in spans)

@@ -1,0 +1,151 @@
+"""Does a server hold the trainer's weights?  Tried after every update, before a token is trained on.
+
+A few fixed prefixes, over the vocabulary and up to the run's longest sequence, are continued by a server and scored by
+the trainer.  vLLM also scores the prefixes.  The largest difference of a log-prob must be what rounding explains.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from posttrain.errors import RunError
+from posttrain.generation.http.completion_requests import CompletionJob, UnsoundAnswer
+from posttrain.generation.http.server_checks import Facts
+from posttrain.generation.parity import BFLOAT16_NATS, gap_limit, is_rounded_mixture, most_of
+from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
+from posttrain.generation.rl_protocol import GenerateRequest, GenerateResponse
+from posttrain.models.context import num_embeddings
+from posttrain.models.forward import Completions
+from posttrain.models.policy import Policy
+from posttrain.options.rollout import SamplingParams
+
+FLOAT32_NATS = 3e-5
+"""Largest difference in float32; correct servers had 4e-6 to 9e-6."""
+NUM_SEQUENCES, SAMPLED_TOKENS = 8, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAnswer:
+    """What one server says of the probe."""
+
+    url: str
+    facts: Facts
+    sampled: Sequence[Sampled]
+    """One completion of each prefix."""
+    prefixes: Sequence[Sequence[float] | None]
+    """log-probs of each prefix from its second token on, at temperature 1; None where the server gives none."""
+
+
+class ServerProbe:
+    """The sequences of a run's probe."""
+
+    def __init__(self, policy: Policy, longest: int, sampling: SamplingParams) -> None:
+        """`longest` is the run's longest prompt and completion; of how it samples, the probe has the temperature."""
+        self.policy, self.stop_ids = policy, policy.stop_ids
+        plain = SamplingParams(temperature=sampling.recorded_temperature)
+        self.request = Request(sampling=plain, key=StreamKey(0, "probe", 0))
+        vocabulary, dice = num_embeddings(policy.model), random.Random(0)
+        most = max(1, longest - SAMPLED_TOKENS)
+        lengths = [max(1, round(most ** (place / (NUM_SEQUENCES - 1)))) for place in range(NUM_SEQUENCES)]
+        self.jobs = [
+            CompletionJob(
+                (
+                    Continuation(
+                        prefix=tuple(dice.randrange(vocabulary) for _ in range(length)),
+                        draw=draw,
+                        sample=0,
+                        limit=max(1, min(SAMPLED_TOKENS, longest - length)),
+                        name=f"probe of {length} tokens",
+                    ),
+                )
+            )
+            for draw, length in enumerate(lengths)
+        ]
+
+    def body(self, job: CompletionJob, facts: Facts, request_id: str) -> GenerateRequest:
+        made = job.body(self.request, self.stop_ids, request_id)
+        if facts.ours:
+            return made
+        return replace(made, sampling_params=replace(made.sampling_params, prompt_logprobs=0))
+
+    def require_parity(self, answers: Sequence[ProbeAnswer], version: int) -> float:
+        """The largest difference, in nats.  Raises RunError, with the likely cause, where it is above the limit."""
+        worst = 0.0
+        for answer in answers:
+            gap, limit = self.gap(answer), self.limit(answer.facts)
+            worst = max(worst, gap)
+            if not gap <= limit:
+                raise RunError(
+                    f"engine http: {answer.url}: probe of weights {version}: log-probs differ from the trainer's by"
+                    f" {gap:.2g} nats, where rounding explains {limit:g}.  {self.likely_cause(answer)}"
+                )
+        return worst
+
+    def limit(self, facts: Facts) -> float:
+        exact = facts.in_float32 and gap_limit(self.policy) < BFLOAT16_NATS
+        return FLOAT32_NATS if exact else BFLOAT16_NATS
+
+    def gap(self, answer: ProbeAnswer, *, temperature: float | None = None) -> float:
+        """The largest difference of a log-prob of this answer."""
+        return max(self.sampled_gap(answer, temperature=temperature), self.prefix_gap(answer))
+
+    def sampled_gap(self, answer: ProbeAnswer, *, temperature: float | None = None) -> float:
+        temperature = self.request.sampling.temperature if temperature is None else temperature
+        prompts, completions = zip(*((each.continuation.prefix, each.tokens) for each in answer.sampled), strict=True)
+        theirs = [value for each in answer.sampled for value in each.logprobs]
+        return self._difference(prompts, completions, theirs, temperature)
+
+    def prefix_gap(self, answer: ProbeAnswer) -> float:
+        """The same for the tokens of the prefixes; 0 where the server gives none."""
+        prefixes = [job.first.prefix for job in self.jobs]
+        given = [(prefix, said) for prefix, said in zip(prefixes, answer.prefixes, strict=True) if said]
+        if not given:
+            return 0.0
+        theirs = [value for _, said in given for value in said or ()]
+        return self._difference([p[:1] for p, _ in given], [p[1:] for p, _ in given], theirs, 1.0)
+
+    @torch.inference_mode()
+    def _difference(
+        self,
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
+        theirs: Sequence[float],
+        temperature: float,
+    ) -> float:
+        batch = Completions(prompts, completions, range(len(prompts)))
+        ours = self.policy.completion_logprobs(batch, temperature=temperature).double().cpu()
+        gaps = (ours - torch.tensor(theirs, dtype=torch.float64)).abs().nan_to_num(nan=torch.inf)
+        return most_of(gaps) if is_rounded_mixture(self.policy) else gaps.max().item()
+
+    def likely_cause(self, answer: ProbeAnswer) -> str:
+        """What explains a difference, and the remedy."""
+        limit = self.limit(answer.facts)
+        temperature = self.request.sampling.temperature
+        if temperature != 1 and self.sampled_gap(answer, temperature=1.0) <= limit:
+            return f"They are those at temperature 1, not {temperature:g}: use --logprobs-mode processed_logprobs."
+        if any(said for said in answer.prefixes) and self.prefix_gap(answer) <= limit:
+            return (
+                "It scores given tokens as the trainer does, and samples others: it adds sampling options, such as a"
+                " top-p of generation_config.json.  Use --generation-config vllm."
+            )
+        tied = bool(getattr(self.policy.model.config, "tie_word_embeddings", False))
+        if tied and not answer.facts.ours:
+            return (
+                "The output layer is tied to the embedding, and the server may still have its old copy of it: install"
+                " this version of posttrain-vllm there.  Else it has older weights, or another model."
+            )
+        return "It has older weights, or another model: restart it with the model that is trained."
+
+
+def prefix_logprobs(job: CompletionJob, answer: GenerateResponse) -> list[float] | None:
+    """Those of a prefix from its second token on; None where the answer has none.  Raises UnsoundAnswer."""
+    prefix, said = job.first.prefix, answer.prompt_logprobs
+    if said is None:
+        return None
+    entries = [(each or {}).get(str(token)) for token, each in zip(prefix, said, strict=False)]
+    found = [each.logprob for each in entries[1:] if each is not None]
+    if len(found) != len(prefix) - 1:
+        raise UnsoundAnswer(f"log-probs of {len(found)} tokens of a prefix of {len(prefix)}")
+    return found

@@ -1,0 +1,212 @@
+"""What a server says of itself, and what a run refuses before it samples anything from it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from posttrain.errors import UserError
+from posttrain.generation.http.server_calls import ServerCalls, ServerFault
+from posttrain.generation.http.vllm_settings import (
+    BACKEND,
+    CPU_HEAD_WIDTHS,
+    PROCESSED,
+    SETTINGS,
+    TOKENIZE,
+    Paused,
+    VllmInfo,
+)
+from posttrain.generation.rl_protocol import (
+    GENERATE,
+    IS_PAUSED,
+    WEIGHT_INFO,
+    GenerateRequest,
+    SamplingFields,
+    WeightInfo,
+    written,
+)
+from posttrain.models.context import num_embeddings
+from posttrain.models.policy import Policy
+from posttrain.models.rendering import token_ids, tokenizer_digest
+from posttrain.options.rollout import SamplingParams
+
+TOKENIZED = "Use 12, 7 and 305 to make 24.\n<think> naïve café — 東京 </think>"
+"""A text that two tokenizers hardly split alike."""
+SAME_MODEL = "Serve the model that is trained"
+WITH_BACKEND = f"""Install posttrain-vllm there, and add --weight-transfer-config '{{"backend": "{BACKEND}"}}'"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of a server."""
+
+    ours: bool
+    """Whether it draws tokens with our uniform numbers: `posttrain serve --rl`."""
+    max_rows: int
+    """Completions that it decodes side by side."""
+    max_positions: int
+    dtype: str
+    logprobs_mode: str = PROCESSED
+    model_digest: str = ""
+    transfer_folder: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "posttrain serve" if self.ours else "vLLM"
+
+    @property
+    def in_float32(self) -> bool:
+        return self.dtype in ("float32", "float64")
+
+
+async def facts_of(calls: ServerCalls, policy: Policy) -> Facts:
+    """Ask a server what it is.  Raises ServerFault or UserError where it cannot sample for this policy."""
+    connect = calls.seconds.connect
+    try:
+        info = await calls.ask_for(WeightInfo, "connect", WEIGHT_INFO, seconds=connect)
+    except ServerFault as fault:
+        if fault.status in (404, 405):
+            raise refusal(
+                calls,
+                "it has no routes for weights",
+                "Start vLLM as docs/guides/engines.md says (VLLM_SERVER_DEV_MODE=1, --enable-scale-out)",
+            ) from None
+        if fault.status in (401, 403):
+            raise refusal(calls, "it refuses the key", "Name the variable with its key in engine.key_env") from None
+        if fault.status is None:
+            says = str(fault).partition(": connect: ")[2].rstrip(".")
+            raise refusal(calls, says, "Start it, or correct engine.urls") from None
+        raise
+    if info.posttrain is not None:
+        ours = info.posttrain
+        require_equal(calls, "vocabulary", ours.vocabulary, num_embeddings(policy.model), "logits")
+        if ours.tokenizer_digest != tokenizer_digest(policy.tokenizer):
+            raise refusal(calls, "its tokenizer has other tokens", SAME_MODEL)
+        return Facts(
+            ours=True,
+            max_rows=ours.max_rows,
+            max_positions=ours.max_positions,
+            dtype=ours.dtype,
+            model_digest=ours.model_digest,
+            transfer_folder=ours.transfer_folder,
+        )
+    return await vllm_facts(calls, policy)
+
+
+async def vllm_facts(calls: ServerCalls, policy: Policy) -> Facts:
+    """The facts of a vLLM server, whose settings say what it would add to a request."""
+    seconds = calls.seconds.update
+    config = (await calls.ask_for(VllmInfo, "settings", SETTINGS, seconds=seconds)).vllm_config
+    model, transfer = config.model_config, config.weight_transfer_config
+    backend = transfer.backend if transfer is not None else "off"
+    checks: Sequence[tuple[bool, str, str]] = (
+        (backend == BACKEND, f"its weight transfer is {backend}", WITH_BACKEND),
+        (
+            model.generation_config == "vllm",
+            f"generation_config = {model.generation_config}: it adds sampling options of its model's folder",
+            "Start it with --generation-config vllm",
+        ),
+        (
+            not model.override_generation_config,
+            f"it adds sampling options: {model.override_generation_config}",
+            "Start it without --override-generation-config",
+        ),
+        (
+            not config.cache_config.enable_prefix_caching,
+            "it caches prefixes, which would be those of older weights",
+            "Start it with --no-enable-prefix-caching",
+        ),
+    )
+    for holds, fault, remedy in checks:
+        if not holds:
+            raise refusal(calls, fault, remedy)
+    if not (await calls.ask_for(Paused, "settings", IS_PAUSED, seconds=seconds)).is_paused:
+        await require_vocabulary(calls, policy)  # a trainer that was killed in an update leaves a server paused
+    await require_tokenizer(calls, policy)
+    return Facts(
+        ours=False,
+        max_rows=config.scheduler_config.max_num_seqs,
+        max_positions=model.max_model_len,
+        dtype=model.dtype.removeprefix("torch."),
+        logprobs_mode=model.logprobs_mode,
+    )
+
+
+async def require_vocabulary(calls: ServerCalls, policy: Policy) -> None:
+    """Refuse a server that knows fewer tokens than the policy, or more, or that cannot generate from token ids."""
+    size = num_embeddings(policy.model)
+    for token, known in ((size - 1, True), (size, False)):
+        asked = GenerateRequest(
+            token_ids=(token,), sampling_params=SamplingFields(max_tokens=1), request_id=f"vocabulary-{token}"
+        )
+        try:
+            await calls.ask("generate one token", "POST", GENERATE, written(asked), seconds=calls.seconds.update)
+        except ServerFault as fault:
+            if fault.status in (404, 405):
+                remedy = "Start vLLM with --enable-scale-out"
+                raise refusal(calls, f"it has no route {GENERATE}", remedy) from None
+            if fault.status is not None and fault.status >= 500:
+                raise UserError(
+                    f"{fault}  It is up, and fails at a request of one token.{head_width_note(policy)}"
+                ) from None
+            if fault.status != 400:
+                raise
+            accepted = False
+        else:
+            accepted = True
+        if accepted != known:
+            more = "fewer" if known else "more"
+            raise refusal(calls, f"its model has {more} than {size} tokens, which the policy has", SAME_MODEL)
+
+
+async def require_tokenizer(calls: ServerCalls, policy: Policy) -> None:
+    """Refuse a server whose tokenizer splits a text in another way; one without a tokenizer is as good."""
+    body = json.dumps({"prompt": TOKENIZED, "add_special_tokens": False}).encode()
+    try:
+        answer = json.loads(await calls.ask("tokenizer", "POST", TOKENIZE, body, seconds=calls.seconds.update))
+    except ServerFault as fault:
+        if fault.status is None or fault.status >= 500:
+            raise
+        return
+    found = answer.get("tokens") if isinstance(answer, dict) else None
+    if found != token_ids(policy.tokenizer, TOKENIZED, special=False):
+        raise refusal(calls, "its tokenizer has other tokens", SAME_MODEL)
+
+
+def require_equal(calls: ServerCalls, what: str, theirs: int, ours: int, unit: str) -> None:
+    if theirs != ours:
+        raise refusal(calls, f"its {what} has {theirs} {unit}, and the policy's {ours}", SAME_MODEL)
+
+
+def require_context(calls: ServerCalls, facts: Facts, longest: int) -> None:
+    """Refuse a server whose context is shorter than the run's longest prompt and completion."""
+    if facts.max_positions < longest:
+        flag = "--model.context" if facts.ours else "--max-model-len"
+        fault = f"its context has {facts.max_positions} tokens, and this run needs {longest}"
+        raise refusal(calls, fault, f"Start it with {flag} {longest} or more, or lower rollout.max_completion_tokens")
+
+
+def require_sampling(calls: ServerCalls, facts: Facts, sampling: SamplingParams) -> None:
+    """Refuse settings whose log-probs a vLLM server does not give as they are recorded."""
+    if facts.ours:
+        return
+    temperature = sampling.recorded_temperature
+    if temperature != 1 and facts.logprobs_mode != PROCESSED:
+        fault = f"temperature = {temperature:g}, and its log-probs are those at 1 ({facts.logprobs_mode})"
+        raise refusal(calls, fault, f"Start it with --logprobs-mode {PROCESSED}")
+    if sampling.cuts:
+        fault = "a top-k, top-p or min-p cut, of which vLLM gives no log-probs before the cut"
+        raise refusal(calls, fault, "Leave the cut out, or sample on a server of posttrain's")
+
+
+def refusal(calls: ServerCalls, fault: str, remedy: str) -> UserError:
+    return UserError(f"engine http: {calls.url}: {fault}.  {remedy}.")
+
+
+def head_width_note(policy: Policy) -> str:
+    """A likely cause where a vLLM server dies at the first request."""
+    config = policy.model.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if width in CPU_HEAD_WIDTHS:
+        return ""
+    known = ", ".join(map(str, CPU_HEAD_WIDTHS))
+    return f"  The model's heads have a width of {width}; vLLM's attention on a CPU knows {known}."

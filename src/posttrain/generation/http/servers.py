@@ -1,0 +1,94 @@
+"""The servers of an engine, and which one a request goes to."""
+
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from posttrain.errors import RunError
+from posttrain.generation.http.completion_requests import CompletionJob
+from posttrain.generation.http.server_calls import ServerCalls, ServerFault
+from posttrain.generation.http.server_checks import Facts
+from posttrain.generation.request import Request
+from posttrain.generation.rl_protocol import GENERATE, GenerateResponse
+from posttrain.options.rollout import HttpSeconds
+
+OVERBOOKED = 2
+"""Completions under way at a server, as a multiple of those that it decodes side by side: it never waits for us."""
+
+
+@dataclass(slots=True)
+class Server:
+    """One server and what is under way there; changed only in the loop's thread."""
+
+    calls: ServerCalls
+    facts: Facts
+    fault: ServerFault | None = None
+    """Why it is left out until the next update."""
+    rows: int = 0
+    """Completions under way."""
+    tokens: int = 0
+    """The most tokens that they can hold at their ends."""
+
+    @property
+    def url(self) -> str:
+        return self.calls.url
+
+    async def generate(self, phase: str, body: bytes, number: str, *, seconds: float) -> GenerateResponse:
+        """The answer to a request with this number.  Raises ServerFault, also where it is another's."""
+        answer = await self.calls.ask_for(GenerateResponse, phase, GENERATE, body, seconds=seconds)
+        if not answer.request_id.endswith(number):
+            raise ServerFault(self.url, phase, f"an answer to {answer.request_id[:60]!r}, where {number} was asked")
+        return answer
+
+    def has_room_for(self, job: CompletionJob) -> bool:
+        return self.rows == 0 or self.rows + len(job.continuations) <= OVERBOOKED * self.facts.max_rows
+
+    def begin(self, job: CompletionJob) -> None:
+        self.rows += len(job.continuations)
+        self.tokens += job.num_tokens
+
+    def end(self, job: CompletionJob) -> None:
+        self.rows -= len(job.continuations)
+        self.tokens -= job.num_tokens
+
+
+class ServerPool:
+    """The servers that completions are shared out among, and the one that evaluates."""
+
+    def __init__(self, servers: Sequence[Server], num_shared: int, seconds: HttpSeconds) -> None:
+        """The first `num_shared` servers sample for training; one behind them samples for evaluations only."""
+        self.shared, self.evaluating = servers[:num_shared], servers[num_shared:]
+        self.seconds = seconds
+        self.versions: list[int] = []
+        """Of the weights that were sent, the last one last; they may sample before `load` returns."""
+        self._name, self._numbers = secrets.token_hex(4), count()
+
+    def number(self) -> str:
+        """A name for one request, which its answer repeats."""
+        return f"{self._name}-{next(self._numbers)}"
+
+    def servers_for(self, request: Request) -> Sequence[Server]:
+        """Those that a request's completions are shared out among."""
+        evaluates = request.key.purpose == "evaluation" and any(each.fault is None for each in self.evaluating)
+        return self.evaluating if evaluates else self.shared
+
+    def server_for(self, job: CompletionJob, request: Request, home: Server | None) -> Server | None:
+        """Its conversation's server, else the one with the fewest tokens under way; None where all are full.
+
+        One server alone gets everything: it begins what is put together as one process would.
+        """
+        if home is not None and home.fault is None:
+            return home
+        alive = [each for each in self.servers_for(request) if each.fault is None]
+        free = alive if len(self.servers_for(request)) == 1 else [each for each in alive if each.has_room_for(job)]
+        return min(free, key=lambda each: each.tokens) if free else None
+
+    def leave_out(self, server: Server, fault: ServerFault) -> None:
+        """Give a server nothing until the next update, and say so.  Raises RunError if none is left."""
+        server.fault = fault
+        if all(each.fault is not None for each in self.shared):
+            faults = "\n  ".join(str(each.fault) for each in self.shared)
+            raise RunError(f"engine http: no server is left:\n  {faults}\nRepair one and resume the run.")
+        print(f"{fault}  It is left out until the next update.", file=sys.stderr, flush=True)
