@@ -10,8 +10,8 @@ from typing import cast
 import torch
 
 from posttrain.config.recipes import recorded_time
-from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.engine import Engine, EngineElsewhere
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import mixture_note
 from posttrain.models.loading.description import adapter_lines, model_lines, unused_options
 from posttrain.models.memory.memory_plan import MemoryPlan
