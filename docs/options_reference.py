@@ -11,9 +11,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from posttrain.config.reading import COMMAND_OF
-from posttrain.config.sections import plain, section_names, section_schema, variants_of
+from posttrain.config.sections import PLAIN, plain, section_names, section_schema, variants_of
 from posttrain.options.reward import RewardOptions
-from posttrain.schemas import REQUIRED, Option, Schema, is_instance, unwrapped
+from posttrain.schemas import REQUIRED, Option, Schema, field_docs, is_instance, unwrapped
 
 PAGE = Path(__file__).parent / "reference" / "options.md"
 
@@ -32,6 +32,8 @@ OWN = {
     " `Class(renderer, *, seed, **options)`.",
     "engine": "Of a class of your own the section has `path: FILE.py:CLASS` and the parameters of its signature:"
     " `Class(policy, **options)`.",
+    "tools": "A list of texts.  {meaning}",
+    "tools_at": "A mapping of texts.  {meaning}",
     "model": "`posttrain sft` makes a new model unless `model.path` names one that exists, and then takes the same"
     " options as `posttrain rl`.",
 }
@@ -69,7 +71,10 @@ def page() -> str:
     parts = [HEAD.rstrip()]
     for section, kinds in sections().items():
         commands = ", ".join(f"`posttrain {command}`" for _, command in kinds)
-        parts += [f"## {section}", f"Read by {commands}.  {OWN.get(section, '')}".strip()]
+        about = OWN.get(section, "").replace("{meaning}", field_docs(kinds[0][0]).get(section, ""))
+        parts += [f"## {section}", f"Read by {commands}.  {about}".strip()]
+        if section in PLAIN:
+            continue
         for heading, schema in schemas(section):
             parts += [f"### {heading}", first_paragraph(schema.target), table(schema, f"{section}.")]
             if section == "algorithm":

@@ -33,7 +33,7 @@ LAYERS = [
     {"sandbox", "batch"},
     {"options"},  # plain settings, read without torch
     {"records", "binding", "needs", "ranks"},
-    {"schemas", "known_code"},
+    {"schemas", "known_code", "turns"},
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -48,6 +48,7 @@ ENTRY_POINTS = {
     "posttrain.training.dpo.dpo_run.train_dpo",
     "posttrain.commands.collection.collection.collect",
     "posttrain.rewards.grading.grade.grade",
+    "posttrain.generation.generate.generate",
     "posttrain.course.grpo_step",
     "posttrain.trl.grpo_trainer.__init__",
     "posttrain.trl.sft_trainer.__init__",

@@ -12,7 +12,7 @@ import pytest
 
 from posttrain.algorithms.table import ALGORITHMS
 from posttrain.config.reading import COMMAND_OF
-from posttrain.config.sections import CLASSES
+from posttrain.config.sections import CLASSES, PLAIN
 from posttrain.options.reward import RewardOptions
 from posttrain.schemas import unwrapped
 
@@ -49,7 +49,7 @@ def classes() -> list[tuple[str, Any]]:
     for section, kind in sorted(kinds, key=str):
         if section in CLASSES:
             found += [(section, made) for made in CLASSES[section][1].values()]
-        elif section not in ("rewards", "algorithm"):
+        elif section not in ("rewards", "algorithm", *PLAIN):
             hint = get_type_hints(kind)[section]
             found += [(section, made) for made in get_args(hint) or [hint]]
     return found

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from posttrain.commands.chat import ChatConfig
 from posttrain.config.reading import COMMAND_OF
-from posttrain.config.sections import section_names, section_schema, variants_of
+from posttrain.config.sections import PLAIN, section_names, section_schema, variants_of
 from posttrain.options.reward import RewardOptions
 from posttrain.schemas import Schema, record_class, unwrapped
 from tests.support.pages import one_test_of
@@ -35,7 +35,7 @@ def records(section: str) -> list[Any]:
     return [record_class(section_schema(kind, section, name)) for kind in kinds for name in names]
 
 
-SECTIONS = sorted({name for kind in KINDS for name in section_names(kind)})
+SECTIONS = sorted({name for kind in KINDS for name in section_names(kind)} - PLAIN.keys())
 NAMED = re.compile(rf"(?<![\w./{{-])(?:--)?(?:{'|'.join(SECTIONS)})(?:\.[a-z_0-9-]+)+(?![\w/(])")
 
 

@@ -7,7 +7,8 @@
 `solved(completions, answer, **columns)` gets lists and returns one number, or None, for each completion;
 `posttrain.reward_function(solved, weight=0.5)` gives it a weight.  A model object is given as
 `train(config, policy=posttrain.as_policy(model, tokenizer))`; `Task`, `Engine`, `Algorithm` and `Watcher` say what your
-objects need.  `steps` is `train` one step at a time, `generate` samples outside any run, and
+objects need; an `Environment` makes a `Reply` to each turn of a completion.
+`steps` is `train` one step at a time, `generate` samples outside any run, and
 `posttrain.course` has the functions of a course.  Importing this module loads nothing heavy: each name is loaded when
 it is first used.
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         as_recipe as as_recipe,
         load_recipe as load_recipe,
     )
+    from posttrain.environments.protocol import Environment as Environment, Environments as Environments, Reply as Reply
     from posttrain.generation.engine import Engine as Engine, Sampling as Sampling, SamplingTimeout as SamplingTimeout
     from posttrain.generation.generate import generate as generate
     from posttrain.generation.request import Continuation as Continuation, Sampled as Sampled
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from posttrain.training.reward_model.reward_run import train_reward_model as train_reward_model
     from posttrain.training.rl import steps as steps, train as train
     from posttrain.training.sft.sft_run import train_sft as train_sft
+    from posttrain.turns import ToolCall as ToolCall
 
 NAMES = {
     "posttrain.algorithms.algorithm": "Algorithm",
@@ -58,6 +61,7 @@ NAMES = {
     "posttrain.algorithms.terms": "LossTerm policy_term",
     "posttrain.commands.collection.collection": "collect",
     "posttrain.config": "CollectConfig Config DpoConfig IrlConfig RewardModelConfig SftConfig as_recipe load_recipe",
+    "posttrain.environments.protocol": "Environment Environments Reply",
     "posttrain.generation.engine": "Engine Sampling SamplingTimeout",
     "posttrain.generation.generate": "generate",
     "posttrain.generation.request": "Continuation Sampled",
@@ -77,6 +81,7 @@ NAMES = {
     "posttrain.training.reward_model.reward_run": "train_reward_model",
     "posttrain.training.rl": "steps train",
     "posttrain.training.sft.sft_run": "train_sft",
+    "posttrain.turns": "ToolCall",
 }
 """The public names of each module."""
 HOMES = {name: module for module, names in NAMES.items() for name in names.split()}

@@ -16,6 +16,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.errors import RunError
+from posttrain.turns import Turn
 
 Alternatives = tuple[tuple[tuple[int, float], ...], ...]
 """For each sampled token the likeliest tokens there with their log-probs in nats, likeliest first."""
@@ -45,9 +46,15 @@ class Finish(StrEnum):
         """Whether the last token is a stop token, which writes no text."""
         return self in WITH_STOP_TOKEN
 
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by no fault of the policy: no reward function sees it, and it has no score."""
+        return self in NOT_SCORED
+
 
 CUT_OFF = frozenset({Finish.LENGTH, Finish.TURNS})
 WITH_STOP_TOKEN = frozenset({Finish.STOP})
+NOT_SCORED = frozenset({Finish.FAILED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,30 +204,6 @@ class Preference:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool within a turn."""
-
-    name: str
-    failed: bool = False
-    """Whether the tool is unknown, its arguments are invalid, or it raised; the reply says so."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """A turn of the policy, and what its environment replied."""
-
-    end: int
-    """Tokens of the sequence up to the end of the policy's turn; those of the reply follow."""
-    num_given: int = 0
-    """Tokens of the reply."""
-    reward: float | None = None
-    """What the reply earned, in units of the reward; None without one."""
-    seconds: float = 0.0
-    """Time until the reply."""
-    calls: tuple[ToolCall, ...] = ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One completion exactly as it was sampled; later stages add columns, none writes here."""
@@ -264,6 +247,23 @@ class Rollout:
         return self.sequence.finish
 
     @property
+    def has_environment(self) -> bool:
+        """Whether an environment replied to it, or could have."""
+        return bool(self.turns) or self.environment is not None or self.finish.failed
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of the policy: those with a reply, and the last one where it has none."""
+        answered = self.turns[-1].end + self.turns[-1].num_given if self.turns else 0
+        return len(self.turns) + (len(self.tokens) > answered)
+
+    @property
+    def environment_reward(self) -> float | None:
+        """What its environment's replies earned together; None where none had a reward."""
+        rewards = [turn.reward for turn in self.turns if turn.reward is not None]
+        return math.fsum(rewards) if rewards else None
+
+    @property
     def weights_version(self) -> int:
         """Number of optimiser updates behind the oldest weights that sampled a token of it."""
         return min(version for _, version in self.sequence.versions)
@@ -281,6 +281,11 @@ class Group:
     def graded_text(self, rollout: Rollout) -> str:
         """What a reward function reads: the prefilled start of the answer and the completion."""
         return self.prompt.prefill + rollout.text
+
+    def graded_messages(self, rollout: Rollout) -> list[dict[str, Any]]:
+        """The same as messages: the policy's turns, the first with the prefilled start, and the replies to them."""
+        first, *others = rollout.sequence.messages or ({"role": "assistant", "content": rollout.text},)
+        return [{**first, "content": f"{self.prompt.prefill}{first['content']}"}, *map(dict, others)]
 
 
 @dataclass(frozen=True, slots=True)

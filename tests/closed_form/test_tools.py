@@ -17,7 +17,7 @@ from posttrain.environments.tools import MOST_CHARACTERS, Toolbox, toolbox_of
 from posttrain.errors import RunError
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.environment import EnvironmentOptions
-from posttrain.records import ToolCall
+from posttrain.turns import ToolCall
 from tests.support.refusals import refused
 from tests.support.turn_templates import CALLING, stop_ids, turn_tokenizer
 

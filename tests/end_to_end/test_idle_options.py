@@ -61,6 +61,7 @@ OTHERS = {
 HUB = "is about data on a hub; refused when a file is read"
 PROGRAMS = "is about programs; whether a reward runs any is known when it is called"
 PERMITS = "permits what another option asks for"
+REPLIES = "is refused once it is known that nothing replies"
 IDLE = {
     "sandbox.at_once": PROGRAMS,
     "sandbox.kind": PROGRAMS,
@@ -71,6 +72,8 @@ IDLE = {
     "grading.cache_file": "is refused once the rewards are known",
     "sft.split_turns": "is about rows of several turns",
     "rollout.allow_cut_sampling": PERMITS,
+    **{f"environment.{name}": REPLIES for name in ("options", "seconds", "workers", "max_failures")},
+    **{f"{section}.{name}": REPLIES for section in ("rollout", "sampling") for name in ("max_turns", "multi_turn")},
     **{f"{section}.decay_adapter": PERMITS for section in ("update", "sft", "reward_model", "dpo")},
     "engine.name": "has one value, the in-process engine; an engine of the user's is named by engine.path",
     "task.held_out_size": "phases of one recipe share their task, and other commands measure on held-out problems",
@@ -181,6 +184,12 @@ REFUSED = {
     "collect --model.path model --grading.max-unscored-steps 3": "max_unscored_steps",
     "sft --model.path model --task.path rows.jsonl --task.shuffle false": "shuffle",
     "irl --demonstrations.expert greedy --demonstrations.temperature 2": "temperature",
+    "rl --model.path model --task.path rows.jsonl --rewards mine.py:length --rollout.max-turns 3": "rollout.max_turns",
+    "eval model --environment.seconds 3": "environment.seconds",
+    "chat model --prompt hi --sampling.multi-turn append": "sampling.multi_turn",
+    'trace model 0 --tools-at {"calculator":"="}': "tools_at",
+    "collect --model.path model --environment.workers 3": "environment.workers",
+    "eval model --tools calculator --environment.path mine.py:Game": "environment.path",
 }
 """What would have no effect, and what the message names."""
 

@@ -15,7 +15,8 @@ from posttrain.records import Prompt
 from posttrain.runs.named_inputs import read_named_input, rows_of_task
 from posttrain.tasks.dataset import DatasetTask, GeneratedTask
 from posttrain.tasks.row_files.generator_rows import generated_rows, made_rows, rows_or_error
-from posttrain.training.session import open_session, require_sound_rows
+from posttrain.training.session import open_session
+from posttrain.training.session_rewards import require_sound_rows
 from tests.support.dataset_rows import RENDERER, SUMS, json_lines, task_of_rows as task
 from tests.support.refusals import mentions, refused
 from tests.support.runs import command, metrics_of, save_tiny_model, tiny_recipe
@@ -128,7 +129,7 @@ def test_a_check_of_tests_finds_the_prompt_under_whatever_name_it_has(folder: Pa
     given = {"name": "dataset", "path": path, "prompt_column": "question", "held_out_share": 0.0}
     config = posttrain.load_recipe(tiny_recipe(place, task=given, rewards=[{"name": "code"}]))
     with open_session(config) as session, pytest.warns(UserWarning, match=r"does not name.*\n  rows.jsonl:1: add"):
-        require_sound_rows(session)
+        require_sound_rows(session.task, session.rewards, session.resources)
 
 
 def generated(**given: Any) -> GeneratedTask:

@@ -13,8 +13,9 @@ from posttrain.environments.protocol import Reply
 from posttrain.errors import RunError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy
-from posttrain.records import Finish, Rollout, ToolCall
+from posttrain.records import Finish, Rollout
 from posttrain.training.update import group_logprobs
+from posttrain.turns import ToolCall
 from tests.support.refusals import refused
 from tests.support.tiny import STOP_IDS, VOCAB, request, some_prompts, through_its_own_forward, tiny_policy
 from tests.support.turns import conversations, environments

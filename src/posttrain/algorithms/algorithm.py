@@ -59,6 +59,9 @@ class Algorithm:
     """Whether completions that ran into the length limit carry no loss; their rewards count in their group."""
     counts_unscored: bool = False
     """Whether completions that no reward function scored count, with an advantage of 0: in divisors, and in a KL."""
+    credits_turns: bool = False
+    """Whether the credit rule gives a token what was earned from it on: what replies of an environment earn is then a
+    reward of the token that ends the turn, and else of the whole completion."""
     least_group_size: int = 2
     """Smallest group: 2 where completions of a prompt are compared with each other."""
     critic: CriticOptions | None = None

@@ -205,8 +205,7 @@ def ppo(
     has_critic, in_loss = baseline == "critic", kl is not None and kl.place == "loss"
     if not has_critic:
         refuse_critic_options(critic, value_loss, gae)
-    if adaptive_kl is not None and (kl is None or kl.place != "reward" or kl.estimator != "k1"):
-        raise UserError("adaptive_kl needs a KL in the reward: kl: {coefficient: .05, estimator: k1, place: reward}.")
+    require_k1_in_reward(kl, adaptive_kl)
     dual = max(LARGEST_RATIO, 1 + clip_high) if dual_clip is None else dual_clip
     policy = terms.policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high, dual=dual))
     return Algorithm(
@@ -227,6 +226,7 @@ def ppo(
         ),
         token_weights=WEIGHTINGS[token_weights],
         kl_penalty=None if in_loss else kl,
+        credits_turns=reward_scaling is None and not missing_stop_cap,
         least_group_size=2 if baseline == "leave_one_out" else 1,
         critic=critic if has_critic else None,
         credit_needs=frozenset({Need.VALUES}) if has_critic else frozenset(),
@@ -235,6 +235,11 @@ def ppo(
         passes=Passes(epochs=2, minibatches=4),
         largest_epoch_kl=largest_epoch_kl,
     )
+
+
+def require_k1_in_reward(kl: KlTerm | None, adaptive_kl: AdaptiveKl | None) -> None:
+    if adaptive_kl is not None and (kl is None or kl.place != "reward" or kl.estimator != "k1"):
+        raise UserError("adaptive_kl needs a KL in the reward: kl: {coefficient: .05, estimator: k1, place: reward}.")
 
 
 def refuse_critic_options(critic: CriticOptions, value_loss: ValueLossOptions, gae: GaeOptions) -> None:

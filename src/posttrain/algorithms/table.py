@@ -83,6 +83,7 @@ def reinforce(
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
         correction=correction,
+        credits_turns=credit != "completion",
         least_group_size=1,
     )
 
@@ -121,6 +122,7 @@ def rloo(
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
         correction=correction,
+        credits_turns=credit != "completion",
         masks_truncated=mask_truncated,
         counts_unscored=count_unscored,
     )
@@ -168,6 +170,7 @@ def grpo(
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
         correction=correction,
+        credits_turns=credit != "completion",
         masks_truncated=mask_truncated,
         counts_unscored=count_unscored,
     )
@@ -190,6 +193,7 @@ def dr_grpo(
         credit=credit_at(credit, advantages.group_centred, centre=advantages.group_centred),
         policy=policy_term(losses.clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
         token_weights=losses.constant_length,
+        credits_turns=credit != "completion",
         kl=kl,
         correction=correction,
     )

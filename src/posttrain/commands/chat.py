@@ -2,21 +2,42 @@
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from posttrain.commands.arguments import LOADING, TEMPLATE, model_layer, section_of_run, split_arguments
-from posttrain.commands.flags import CommandSpec
+from posttrain.commands.arguments import (
+    LOADING,
+    TEMPLATE,
+    SplitArguments,
+    TrustSwitch,
+    model_layer,
+    section_of_run,
+    split_arguments,
+)
+from posttrain.commands.flags import CommandSpec, given_flags
+from posttrain.config.recipes import RecipeLayer
+from posttrain.config.sections import require_one_turn
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.model import BUNDLED, ModelOptions
+from posttrain.options.environment import EnvironmentOptions
+from posttrain.options.model import BUNDLED, ModelOptions, is_run_folder
 from posttrain.options.rollout import SamplingOptions
+from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TASK_OPTIONS
+from posttrain.runs.named_inputs import run_recipe
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from posttrain.environments.run_environment import ReplySettings
     from posttrain.models.rendering import TokenizerRenderer
-    from posttrain.records import Prompt
+    from posttrain.records import Group, Prompt
+
+REPLYING = ("environment", "tools", "tools_at", "sandbox")
+"""Sections that say what replies."""
 
 HINTS = {
     BUNDLED: "The bundled model knows one kind of question: Use all of 11, 25, 11 to make 25.",
@@ -31,11 +52,27 @@ class ChatConfig:
     """The options of a conversation."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
+    environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
+    tools: tuple[str, ...] = ()
+    tools_at: Mapping[str, str] = field(default_factory=dict)
+    sandbox: SandboxOptions = field(default_factory=SandboxOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
+
+    @property
+    def replies(self) -> "ReplySettings":
+        from posttrain.environments.run_environment import ReplySettings
+
+        return ReplySettings(
+            environment=self.environment,
+            tools=self.tools,
+            tools_at=self.tools_at,
+            sampling=self.sampling,
+            sandbox=self.sandbox,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatSwitches:
+class ChatSwitches(TrustSwitch):
     """How questions are asked."""
 
     prompt: str = ""
@@ -53,18 +90,34 @@ class ChatSwitches:
 
 PROGRAM = CommandSpec(
     name="posttrain chat MODEL",
-    description="Ask a model (a folder, a run or `bundled`) by hand.  Every line is a new question; an empty one ends.",
+    description="Ask a model (a folder, a run or `bundled`) by hand.  Every line is a new question; an empty one ends."
+    "  A run's environment and tools reply as in training, and replies are shown between « and ».",
     switches=ChatSwitches(),
-    only=(*LOADING, *TEMPLATE, "sampling"),
+    only=(*LOADING, *TEMPLATE, *REPLYING, "sampling"),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
     model, given = split_arguments(arguments, PROGRAM).only("MODEL")
-    config, switches = given.configured(ChatConfig, [model_layer(model)])
+    config, switches = given.configured(ChatConfig, [*replies_of_run(model, given), model_layer(model)])
+    if not config.tools and not config.environment.is_given:
+        require_one_turn(config, "sampling")
     questions = [switches.prompt] if switches.prompt else typed(HINTS.get(model, ""))
     answer_all(config, questions, way_of_asking(model, switches), switches.seed)
     return 0
+
+
+def replies_of_run(model: str, given: SplitArguments) -> list[RecipeLayer]:
+    """What replied in a run, as a layer that has to be trusted; nothing where flags name other environments."""
+    if not is_run_folder(Path(model)) or any(flag.path.startswith(REPLYING) for flag in given_flags(given.flags)):
+        return []
+    recipe = given.trust(run_recipe(Path(model)))
+    rollout = recipe.sections.get("rollout")
+    if not any(recipe.sections.get(name) for name in ("environment", "tools")) or not isinstance(rollout, dict):
+        return []
+    sections = {name: recipe.sections[name] for name in REPLYING if name in recipe.sections}
+    turns = {name: rollout[name] for name in ("max_turns", "multi_turn") if name in rollout}
+    return [replace(recipe, sections={**sections, "sampling": turns})]
 
 
 def way_of_asking(model: str, switches: ChatSwitches) -> DatasetOptions:
@@ -86,35 +139,52 @@ def typed(hint: str) -> Iterator[str]:
 
 def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", how: DatasetOptions, seed: int) -> None:
     """Load the model, then answer each question as it comes."""
-    from posttrain.generation.engine import sample_groups
+    from posttrain.environments.run_environment import RepliesOfRun
+    from posttrain.generation.conversations import sample_conversations
     from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
     from posttrain.generation.request import GroupRequest, StreamKey
     from posttrain.models.loading.model_folder import load_policy
-    from posttrain.models.rendering import renderer_of
-    from posttrain.rewards.countdown import countdown
-    from posttrain.rewards.grading.grade import grade, reward_function
-    from posttrain.runs.progress import visible
 
     policy = load_policy(config.model, inference=True)
     longest = min(policy.max_positions, USUAL_TOKENS + config.sampling.max_completion_tokens)
     engine = engine_in_parity(policy, max_rows=1, longest=longest)
-    renderer = renderer_of(policy, config.model.template_options)
-    for number, question in enumerate(questions):
-        prompt = typed_prompt(question, renderer, how)
-        request = GroupRequest(
-            group_size=1,
-            max_completion_tokens=config.sampling.max_completion_tokens,
-            sampling=config.sampling.sampling,
-            key=StreamKey(seed, "chat", number),
-        )
-        groups = sample_groups(engine, [prompt], request)
-        rollout = groups[0].rollouts[0]
-        print(visible(groups[0].graded_text(rollout)))
-        verdict = ""
-        if prompt.columns:
-            outcomes = grade(groups, [reward_function(countdown)]).outcomes
-            verdict = ", " + ", ".join(rows[0][0] for rows in outcomes.values())
-        print(f"[{rollout.num_sampled} tokens, ended by {rollout.finish}{verdict}]\n")
+    with ExitStack() as opened:
+        replies = RepliesOfRun(policy, config.replies, config.model.template_options, opened)
+        workers = None
+        for number, question in enumerate(questions):
+            prompt = typed_prompt(question, replies.renderer, how)
+            if number == 0:  # whether it is a conversation is known only now
+                workers = replies.open(partial(list, [prompt])).workers
+            request = GroupRequest(
+                group_size=1,
+                max_completion_tokens=config.sampling.max_completion_tokens,
+                sampling=config.sampling.sampling,
+                key=StreamKey(seed, "chat", number),
+            )
+            (group,) = sample_conversations(engine, [prompt], request, workers)
+            print("\n".join(answer_lines(group, engine.tokenizer)))
+
+
+def answer_lines(group: "Group", tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """The answer, with what it was replied, and a line about it."""
+    from posttrain.rewards.countdown import countdown
+    from posttrain.rewards.grading.grade import grade, reward_function
+    from posttrain.runs.progress import visible
+    from posttrain.runs.prompt_preview import said_and_given
+
+    (rollout,) = group.rollouts
+    text, verdict = group.graded_text(rollout), ""
+    if rollout.turns:
+        said = said_and_given(rollout, tokenizer)
+        said = said[:-1] if rollout.sequence.text_tokens != rollout.tokens else said  # without the stop token
+        text = group.prompt.prefill + "".join(piece for piece, _ in said)
+        verdict = f", {rollout.num_turns} turns"
+    if rollout.environment_reward is not None:
+        verdict += f", the environment's reward {rollout.environment_reward:g}"
+    if group.prompt.columns:
+        outcomes = grade([group], [reward_function(countdown)]).outcomes
+        verdict += ", " + ", ".join(rows[0][0] for rows in outcomes.values())
+    return [visible(text), f"[{rollout.num_sampled} tokens, ended by {rollout.finish}{verdict}]\n"]
 
 
 COUNTDOWN = re.compile(r"Use (all|some) of ([0-9]+(?:, [0-9]+)*) to make ([0-9]+)\.")

@@ -29,17 +29,19 @@ class DoctorSwitches:
 
 PROGRAM = CommandSpec(
     name="posttrain doctor [RECIPE.yaml ...]",
-    description="Show versions, devices and free memory, and try the sandbox of the recipes and flags: each probe that"
-    " fails is named with its remedy.  Exit code 0 if programs can be run safely, else 1.  With --model: its size and"
-    " types, forward pass, context, stop tokens and tokenizer; then it is sampled from.",
+    description="Show versions, devices and free memory, make the environment or the tools of the recipes and flags,"
+    " and try their sandbox: each probe that fails is named with its remedy.  Exit code 0 if programs can be run"
+    " safely, else 1.  With --model: its size and types, forward pass, context, stop tokens and tokenizer; then it is"
+    " sampled from.",
     switches=DoctorSwitches(),
     only=(
-        "sandbox",
+        *("sandbox", "environment", "tools", "tools_at"),
         *LOADING,
         *(f"model.{name}" for name in ("chat_template", "adapter", "quantization", "gradient_checkpointing", "frozen")),
     ),
 )
 
+NOT_OF_MODELS = ("sandbox", "environment", "tools", "tools_at")
 OTHERS = {"bubblewrap": "bwrap", "container (docker)": "docker", "container (podman)": "podman"}
 """Kinds of sandboxes by the program that they need."""
 PACKAGES = ("posttrain", "torch", "transformers", "tokenizers", "numpy", "math-verify", "peft")
@@ -51,10 +53,10 @@ def main(arguments: Sequence[str]) -> int:
     given = split_arguments(arguments, PROGRAM)
     layers = given.recipes()
     named = given.switch("model")
-    unread, instead = ("sandbox", "leave out --model") if named else ("model", "name it by --model MODEL")
+    unread, instead = (NOT_OF_MODELS, "leave out --model") if named else (("model",), "name it by --model MODEL")
     for flag in given_flags(given.flags):
-        if flag.path.startswith(f"{unread}."):
-            raise UserError(f"command line: {flag.spelled}: the {unread} is not checked here; {instead}.")
+        if (section := flag.path.partition(".")[0]) in unread:
+            raise UserError(f"command line: {flag.spelled}: the {section} is not checked here; {instead}.")
     layers = [*layers, *([model_layer(named)] if named else [])]
     config, _ = given.configured(Config, layers, loads_model=bool(named))
     if named:
@@ -66,7 +68,25 @@ def main(arguments: Sequence[str]) -> int:
     for name, says in (*machine(), *((name, installed(name)) for name in PACKAGES)):
         print(f"{name:12} {says}")
     print()
+    for line in replies(config):
+        print(line)
     return 0 if sandbox(config.sandbox) else 1
+
+
+def replies(config: Config) -> list[str]:
+    """Make the environment or the tools of a recipe, and say what they are.  Raises UserError for a mistake in them."""
+    if not config.tools and not config.environment.is_given:
+        return []
+    from posttrain.environments.making import made_once
+    from posttrain.environments.tools import toolbox_of
+
+    toolbox = toolbox_of([tool for tool in config.tools if tool != "python"])  # its sandbox is tried below
+    asked = {name: f", asked at {config.tools_at[name]!r}" if name in config.tools_at else "" for name in toolbox.tools}
+    lines = [f"tool         {name}{how}" for name, how in asked.items()]
+    if config.environment.is_given:
+        name, _, example = made_once(config.environment)
+        lines.append(f"environment  {name} makes a {type(example).__name__}")
+    return [*lines, ""]
 
 
 def model(config: Config, name: str) -> None:

@@ -31,6 +31,7 @@ PROGRAM = CommandSpec(
         *TEMPLATE,
         *("task", "rewards", "engine", "rollout.max_completion_tokens", "rollout.max_rows"),
         *("evaluation.samples", "run.seed", "run.threads"),
+        *("environment", "tools", "tools_at", "sandbox", "rollout.max_turns", "rollout.multi_turn"),
     ),
 )
 

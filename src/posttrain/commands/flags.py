@@ -14,10 +14,18 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from posttrain.binding import OWN
 from posttrain.config.recipes import VARIANTS, RecipeLayer, given_yaml
+from posttrain.config.sections import PLAIN
 from posttrain.errors import HelpShown, UserError
 from posttrain.schemas import Option, Schema, as_record, checked, is_record, record_class, unwrapped
 
 COMMAND_LINE = "command line"
+TOOLS_HELP = (
+    "Tools that the policy may call, each FILE.py:FUNCTION, package.module:FUNCTION, `calculator` or `python`, which"
+    " runs programs in the sandbox."
+)
+TOOLS_AT_HELP = (
+    "Tools of plain text by the text that asks each, '{calculator: \"=\"}': the answer is written behind that text."
+)
 NULL = ("null", "none", "None")
 REWARDS_HELP = (
     "Reward functions, each NAME, FILE.py:FUNCTION or package.module:FUNCTION, or a reward model's FOLDER or org/name,"
@@ -197,10 +205,13 @@ def known_path(flag: GivenFlag, types: Mapping[str, Any], program: CommandSpec) 
 
 
 def flag_types(sections: Mapping[str, Any], program: CommandSpec) -> dict[str, Any]:
+    """The type of each flag's value, by the path that it sets."""
     types = dict(get_type_hints(type(program.switches)))
     for name, record in sections.items():
-        if name == "rewards" and program.reads(name):
+        if name in ("rewards", "tools") and program.reads(name):
             types[name] = tuple[str, ...]
+        elif name in PLAIN and program.reads(name):
+            types[name] = PLAIN[name]
         elif is_record(record):
             types |= dict(option_types(name, type(read_part(record, program, name))))
     return types
@@ -236,6 +247,10 @@ def help_record(sections: Mapping[str, Any], program: CommandSpec) -> Any:
             sources = [(each.path or each.model or each.name, each.weight) for each in record]
             shown = tuple(source if weight == 1 else f"{source}={weight}" for source, weight in sources)
             tree.append((name, rewards, shown))
+        elif name == "tools" and program.reads(name):
+            tree.append((name, Annotated[tuple[str, ...], tyro.conf.arg(help=TOOLS_HELP)], record))
+        elif name == "tools_at" and program.reads(name):
+            tree.append((name, Annotated[anything, tyro.conf.arg(help=TOOLS_AT_HELP)], record))
         elif is_record(record) and fields(part := read_part(record, program, name, anything)):
             tree.append((name, type(part), part))
     made = [(name, kind, field(default_factory=partial(lambda value: value, value))) for name, kind, value in tree]

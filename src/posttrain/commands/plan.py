@@ -95,4 +95,6 @@ def show_plan(arguments: Sequence[str]) -> int:
         print(json.dumps(plans_as_json(plans, machine), indent=1))
     else:
         print_plans(plans, machine, config.optimizer)
+        if isinstance(config, Config) and (config.tools or config.environment.is_given):
+            print("Replies are not counted: with them a completion may fill the model's context.")
     return 0

@@ -39,6 +39,7 @@ PROGRAM = CommandSpec(
         *LOADING,
         *TEMPLATE,
         *("task", "rewards", "algorithm", "reference.path", "run.seed"),
+        *("environment", "tools", "tools_at", "sandbox", "rollout.max_turns", "rollout.multi_turn"),
         *(f"rollout.{name}" for name in ("group_size", "max_completion_tokens", "max_rows", "on_reward_error")),
         *(f"rollout.{name}" for name in ("temperature", "top_k", "top_p", "min_p", "allow_cut_sampling")),
     ),
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     from posttrain.algorithms.table import build_algorithm
     from posttrain.commands import trace_table
     from posttrain.commands.advantage_picture import draw_token_advantages
-    from posttrain.generation.engine import sample_groups
+    from posttrain.generation.conversations import sample_conversations
     from posttrain.training.session import CallerObjects, open_session
 
     algorithm, beside = build_algorithm(config.algorithm), trace_table.algorithms_beside(switches.beside)
@@ -71,7 +72,8 @@ def main(arguments: Sequence[str]) -> int:
         if run is not None:
             run.restore(session.learner, config)
         prompt = trace_table.prompt_to_trace(session, text)
-        (group,) = sample_groups(session.engine, [prompt], session.collector.request(0, purpose="trace"))
+        request = session.collector.request(0, purpose="trace")
+        (group,) = sample_conversations(session.engine, [prompt], request, session.environment.workers)
         trace = trace_table.traced(
             session, group, switches.sample, beside=beside, reference=reference, whitening=whitening
         )

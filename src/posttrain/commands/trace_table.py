@@ -305,6 +305,18 @@ def action_table(
     ]
 
 
+def turn_lines(rollout: Rollout) -> list[str]:
+    """A line for each turn with a reply, and one for a failure."""
+    lines = []
+    for number, turn in enumerate(rollout.turns, start=1):
+        reward = "" if turn.reward is None else f", reward {turn.reward:g}"
+        calls = ", ".join(f"{call.name} failed" if call.failed else call.name for call in turn.calls)
+        called = f", calls {calls}" if calls else ""
+        replied = f"its reply has {turn.num_given} tokens{reward}{called}"
+        lines.append(f"turn {number} ends with token {turn.end - 1}; {replied}")
+    return [*lines, *(f"environment: {line}" for line in rollout.failure.strip().splitlines()[-1:])]
+
+
 def graded_completion(session: Session, group: Group, sample: int) -> tuple[Grades, list[str]]:
     """The grades of the group, and remarks on one completion."""
     rollout = group.rollouts[sample]
@@ -316,6 +328,7 @@ def graded_completion(session: Session, group: Group, sample: int) -> tuple[Grad
         none = Grades(names=("none",), scores=unscored[None], weights=torch.ones(1).double(), rewards=unscored)
         return none, notes
     grades = session.collector.grade([group])
+    notes += [visible(line) for line in turn_lines(rollout)]
     got = " ".join(f"{value:.2f}" for value in grades.rewards[0].tolist())
     notes.append(f"rewards of the group: {got}; advantage by {session.algorithm.name}")
     notes += [f"{name}: {outcomes[0][sample]}" for name, outcomes in grades.outcomes.items()]

@@ -1,7 +1,7 @@
 """The commands that train: `posttrain rl`, `sft`, `reward-model` and `dpo`; `irl`, which finds a reward; `replay`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -164,7 +164,14 @@ def show_prompts(config: Config, count: int) -> None:
 
     model, size = config.model, config.rollout.prompts_per_step
     tokenizer, stop_ids = load_tokenizer(model)
-    renderer = TokenizerRenderer(tokenizer, template_options=model.template_options)
+    tools: list[Mapping[str, Any]] = []
+    if config.tools and not config.tools_at:
+        from posttrain.environments.tools import toolbox_of
+
+        toolbox = toolbox_of(config.tools, config.sandbox)
+        toolbox.close()
+        tools = toolbox.descriptions
+    renderer = TokenizerRenderer(tokenizer, template_options=model.template_options, tools=tools)
     task = load_task(config.task, renderer, seed=config.run.seed, prompts_per_step=size)
     reader = Reader(
         tokenizer=tokenizer,

@@ -121,6 +121,7 @@ class DpoConfig(TrainingSections, SampledSections):
         ),
         Unused("dpo.steps_per_round dpo.prompts_per_round dpo.pairs_per_prompt", {"dpo.rounds": GIVEN}),
         Unused("dpo.refresh_reference rewards engine rollout evaluation grading sandbox", {"dpo.rounds": GIVEN}),
+        Unused("environment tools", {"dpo.rounds": GIVEN}),
         Unused("dpo.max_length dpo.long_pairs dpo.learn_closing dpo.eval_every", {"dpo.rounds": 0}),
         Unused("run.num_steps", {"dpo.rounds": 0}, "Leave it out: rounds · dpo.steps_per_round = {o.num_steps}."),
         Rule(
@@ -154,6 +155,9 @@ class DpoConfig(TrainingSections, SampledSections):
             model=self.model,
             task=self.task,
             rewards=self.rewards,
+            environment=self.environment,
+            tools=self.tools,
+            tools_at=self.tools_at,
             grading=self.grading,
             sandbox=self.sandbox,
             engine=self.engine,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 
 from posttrain.binding import is_own
 from posttrain.config.fit_configs import ROWS_NEEDED, DpoConfig, RewardModelConfig, SftConfig
-from posttrain.config.recipes import MergedRecipe, RecipeLayer, merge, read_recipe, to_yaml
+from posttrain.config.recipes import LISTS, MergedRecipe, RecipeLayer, merge, read_recipe, to_yaml
 from posttrain.config.run_trust import READ_BY_IMPORT, require_trusted, require_trusted_files, trusted
 from posttrain.config.sections import CollectConfig, Config, IrlConfig, plain, section_names, section_of, section_record
 from posttrain.errors import UserError
@@ -144,7 +144,7 @@ def checked_sections(kind: type, merged: MergedRecipe) -> dict[str, Any]:
     complaints = [unknown_section(kind, merged, name) for name in islice(unknown, MOST_LISTED)]
     records: dict[str, Any] = {}
     for name in known:
-        content = merged.sections.get(name, [] if name == "rewards" else {})
+        content = merged.sections.get(name, [] if name in LISTS else {})
         try:
             records[name], mistakes = checked(section_record(kind, name, content), content)
         except UserError as error:

@@ -122,6 +122,8 @@ BESIDE_RUN_RECIPE = (".posttrain.lock", "inputs.json", "metrics.jsonl", "summary
 """Files next to a run's recipe, at least one."""
 VARIANTS = ("task", "algorithm", "engine", "world", "demonstrations", "features", "method", "judge")
 """Sections whose `name` decides their other options."""
+LISTS = ("rewards", "tools")
+"""Sections that are lists."""
 TASKS_OF_ROWS = tuple(name for name, options in TASK_OPTIONS.items() if issubclass(options, DatasetOptions))
 """Tasks whose `path` is a file of rows."""
 
@@ -166,7 +168,8 @@ def merge(layers: Iterable[RecipeLayer]) -> MergedRecipe:
         for section, given in layer.sections.items():
             # `update:` with every line below it commented out is an empty section.
             before = merged.sections.get(section)
-            value = {} if given is None else with_task_of_rows(section, before, full_form(section, given))
+            empty: object = [] if section in LISTS else {}
+            value = empty if given is None else with_task_of_rows(section, before, full_form(section, given))
             if section in VARIANTS and isinstance(before, dict) and isinstance(value, dict):
                 named = variant(section, value)
                 if named not in (None, variant(section, before)):
@@ -214,6 +217,8 @@ def full_form(section: str, value: object) -> object:
     """The full form of a short one: `algorithm: dapo`, `task: mine.py:Mine`, `rewards: [mine.py:solved, judge=0.2]`."""
     if section in VARIANTS and isinstance(value, str):
         return {"path" if is_name_in_file(value) else "name": value}
+    if section == "tools" and isinstance(value, str):
+        return [value]
     if section == "rewards":
         listed = [value] if isinstance(value, str | Mapping) else value
         if isinstance(listed, list | tuple):

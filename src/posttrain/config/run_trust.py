@@ -82,7 +82,9 @@ def named_code(merged: MergedRecipe) -> Iterator[tuple[str, KnownCode]]:
         content = merged.sections.get(section)
         if is_own(section, content) and is_name_in_file(path := value_in(content, "path")):
             paths[f"{section}.path"] = path
-    paths |= {f"rewards[{index}].path": value_in(reward, "path") for index, reward in rewards_in(merged)}
+    paths |= {f"rewards[{index}].path": value_in(reward, "path") for index, reward in items_of(merged, "rewards")}
+    paths["environment.path"] = value_in(merged.sections.get("environment"), "path")
+    paths |= {f"tools[{index}]": tool for index, tool in items_of(merged, "tools")}
     for option, path in paths.items():
         if isinstance(path, str) and ":" in path:
             code = known_code(path)
@@ -99,18 +101,19 @@ def named_acts(merged: MergedRecipe) -> dict[str, object]:
         "engine.evaluation": value_in(merged.sections.get("engine"), "evaluation"),
         "engine.transfer_folder": value_in(merged.sections.get("engine"), "transfer_folder"),
         "judge.endpoint": value_in(merged.sections.get("judge"), "endpoint"),
+        "environment.url": value_in(merged.sections.get("environment"), "url"),
     }
     sandbox = value_in(merged.sections.get("sandbox"), "kind")
     found["sandbox.kind"] = None if sandbox in WALLED else sandbox
-    for index, reward in rewards_in(merged):
+    for index, reward in items_of(merged, "rewards"):
         found[f"rewards[{index}].trust_remote_code"] = value_in(reward, "trust_remote_code")
         found[f"rewards[{index}].options.endpoint"] = value_in(value_in(reward, "options"), "endpoint")
     return {option: value for option, value in found.items() if value not in (None, False, "")}
 
 
-def rewards_in(merged: MergedRecipe) -> Iterable[tuple[int, object]]:
-    rewards = merged.sections.get("rewards")
-    return enumerate(rewards if isinstance(rewards, list | tuple) else ())
+def items_of(merged: MergedRecipe, section: str) -> Iterable[tuple[int, object]]:
+    content = merged.sections.get(section)
+    return enumerate(content if isinstance(content, list | tuple) else ())
 
 
 def value_in(section: object, option: str) -> object:

@@ -12,6 +12,7 @@ from posttrain.errors import UserError
 from posttrain.options import irl, training
 from posttrain.options.bounds import GIVEN, Rule, Rules, Unused, by_name, require_rules
 from posttrain.options.collect import CollectOptions, CollectRunOptions, JudgeOptions, RewardJudgeOptions
+from posttrain.options.environment import EnvironmentOptions, tool_name
 from posttrain.options.model import ModelOptions
 from posttrain.options.placement import PlacementOptions
 from posttrain.options.reward import GradingOptions, RewardOptions
@@ -36,11 +37,13 @@ CLASSES: dict[str, tuple[str, Mapping[str, Any]]] = {
 
 
 ORDER = (
-    "world demonstrations features method model task rewards algorithm demonstrator grading sandbox engine rollout"
-    " sampling collect judge update sft reward_model dpo reference evaluation behaviours checkpoint tracker placement"
-    " run"
+    "world demonstrations features method model task rewards environment tools tools_at algorithm demonstrator grading"
+    " sandbox engine rollout sampling collect judge update sft reward_model dpo reference evaluation behaviours"
+    " checkpoint tracker placement run"
 )
 """Sections as a written recipe and `--help` order them."""
+PLAIN: dict[str, Any] = {"tools": tuple[str, ...], "tools_at": Mapping[str, str]}
+"""Sections without options, and what they hold."""
 
 
 def section_names(kind: type) -> list[str]:
@@ -48,7 +51,12 @@ def section_names(kind: type) -> list[str]:
 
 
 def section_record(kind: type, section: str, content: object) -> Any:
-    """The record class of a section, which may depend on the `name` in it; of `rewards`, a tuple of them."""
+    """The record class of a section, which may depend on the `name` in it; of `rewards`, a tuple of them.
+
+    A plain section has only a type.
+    """
+    if section in PLAIN:
+        return PLAIN[section]
     if section == "rewards":
         return tuple[record_class(Schema(RewardOptions)), ...]  # type: ignore[misc]
     return record_class(section_schema(kind, section, content))
@@ -108,10 +116,36 @@ class SampledSections(Sections):
     """Where prompts come from; for your class, a mapping of its path and options."""
     rewards: tuple[RewardOptions, ...] = ()
     """What scores completions; empty means the task's rewards."""
+    environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
+    """What replies to the policy's turns; without one, and without tools, a completion has one turn."""
+    tools: tuple[str, ...] = ()
+    """Functions that the policy may call: FILE.py:FUNCTION, package.module:FUNCTION, `calculator` or `python`."""
+    tools_at: Mapping[str, str] = field(default_factory=dict)
+    """Tool -> text that asks it, in plain text: `{calculator: "="}` writes the value of what precedes `=` behind it."""
     grading: GradingOptions = field(default_factory=GradingOptions)
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
     engine: EngineOptions = field(default_factory=InProcessOptions)
     """What samples; for your class, a mapping of its path and options."""
+
+    rules: ClassVar[Rules] = (
+        Unused("tools_at", {"tools": GIVEN}),
+        Rule(
+            "tools",
+            lambda c: not (c.tools and c.environment.is_given),
+            "makes an environment, and environment.path or environment.url names another.  Leave one out.",
+        ),
+        Rule(
+            "tools",
+            lambda c: len({*map(tool_name, c.tools)}) == len(c.tools),
+            "has two tools of one name, which the policy cannot tell apart.  Rename one.",
+        ),
+        Rule(
+            "tools_at",
+            lambda c: {*c.tools_at} <= {*map(tool_name, c.tools)},
+            "names a tool that `tools` does not list.  List it there, or leave it out.",
+        ),
+        Rule("tools_at", lambda c: all(c.tools_at.values()), "has an empty text.  Give one that asks the tool."),
+    )
 
     def __post_init__(self) -> None:
         for name in ("task", "engine"):  # in full, so that the file saved with a run has all that it depends on
@@ -276,6 +310,16 @@ class IrlConfig(Sections):
     )
 
 
+def require_one_turn(config: Any, sampling: str) -> None:
+    """Refuse options of an environment where nothing replies; a caller in Python may give what does.
+
+    `sampling` is the section that says how completions are sampled.
+    """
+    of_environment = " ".join(f"environment.{name}" for name in ("options", "seconds", "workers", "max_failures"))
+    of_turns = " ".join(f"{sampling}.{name}" for name in ("max_turns", "multi_turn"))
+    require_rules(config, (Unused(f"{of_environment} {of_turns}", "an environment or tools"),))
+
+
 def full_section(section: str, given: Mapping[str, object]) -> Any:
     """A mapping of Python code with every option that it leaves out."""
     return section_of(section, record_of(section_record(Config, section, given), given, where=section))
@@ -283,6 +327,8 @@ def full_section(section: str, given: Mapping[str, object]) -> Any:
 
 def section_of(name: str, record: Any) -> Any:
     """A section of a config: an object of its class, which checks its rules, or a mapping."""
+    if name in PLAIN:
+        return record
     if name == "rewards":
         return tuple(constructed(each, "rewards: ") for each in record)
     if name == "algorithm" or type(record).schema.is_own:

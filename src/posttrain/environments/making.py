@@ -33,6 +33,8 @@ class TurnSettings:
     tools_at: Mapping[str, str] = field(default_factory=dict)
     """Stop texts by the name of the tool that answers there."""
     max_turns: int
+    in_chat: bool = True
+    """Whether prompts are conversations, so that the chat template writes the turns."""
     multi_turn: MultiTurn = "refuse"
     """What to do where the chat template would rewrite earlier turns."""
 
@@ -52,6 +54,24 @@ def environments_of(
         return tool_environments(settings, toolbox, renderer, stop_ids)
     if own is None and not options.path and not options.url:
         return None
+    name, make, example = made_once(options, own)
+    turns, notes = chat_turns(settings, renderer, stop_ids)
+    return Environments(
+        name=name,
+        make=make,
+        options=options,
+        renderer=turns,
+        max_turns=settings.max_turns,
+        stop_texts=stop_texts_of(example, name),
+        reproducible=bool(getattr(example, "reproducible", True)),
+        notes=notes,
+    )
+
+
+def made_once(
+    options: EnvironmentOptions, own: Callable[..., Environment] | None = None
+) -> tuple[str, Callable[[], Environment], Environment]:
+    """The name of an environment, what makes it, and one that was closed; a server is called once."""
     if options.url:
         name, make = f"OpenEnv at {options.url}", session_maker(options)
         require_server(options.url, options.seconds)
@@ -64,17 +84,7 @@ def environments_of(
         raise UserError(f"environment: {name} returns the same object twice.  Return a new one for each completion.")
     close = getattr(example, "close", nothing)
     close()
-    turns, notes = chat_turns(settings, renderer, stop_ids)
-    return Environments(
-        name=name,
-        make=make,
-        options=options,
-        renderer=turns,
-        max_turns=settings.max_turns,
-        stop_texts=stop_texts_of(example, name),
-        reproducible=bool(getattr(example, "reproducible", True)),
-        notes=notes,
-    )
+    return name, make, example
 
 
 def require_one(options: EnvironmentOptions, toolbox: Toolbox, own: Own) -> None:
@@ -128,7 +138,7 @@ def chat_turns(
 ) -> tuple[ChatTurns, tuple[str, ...]]:
     """The turns of a tokenizer's template, checked, and what the plan says of it."""
     turns = ChatTurns(renderer, stop_ids, reader)
-    fault = rewritten_turn(turns, renderer.tools) if renderer.template else ""
+    fault = rewritten_turn(turns, renderer.tools) if renderer.template and settings.in_chat else ""
     if not fault:
         return turns, ()
     if settings.multi_turn == "append":
@@ -153,6 +163,9 @@ def tool_environments(
         turns, stop_texts = TextTurns(renderer, stop_ids), tuple(tools_at)
     else:
         reader = call_reader(renderer, stop_ids)
+        if not settings.in_chat:
+            rule = "called in a conversation, and the prompts are plain text"
+            raise UserError(f"tools: they are {rule}.  Set task.prompt_format: chat, or tools_at to ask in text.")
         make = partial(CalledTools, toolbox.tools, reader)
         turns, notes = chat_turns(settings, renderer, stop_ids, reader)
     return Environments(

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from posttrain.options.environment import EnvironmentOptions
-from posttrain.records import Prompt, ToolCall
+from posttrain.records import Prompt
+from posttrain.turns import ToolCall
 
 Messages = Sequence[Mapping[str, object]]
 """Chat turns, each with `role` and `content`."""

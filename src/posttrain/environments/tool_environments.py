@@ -15,7 +15,7 @@ from posttrain.environments.protocol import Reply
 from posttrain.environments.tool_calls import MAX_CALLS, UNREAD, CallFailed, CallReader, ReadCall, call_id
 from posttrain.environments.tools import Tool, answer_text, arguments_of
 from posttrain.errors import RunError
-from posttrain.records import ToolCall
+from posttrain.turns import ToolCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, SupportsFloat, TypeVar, cast
 
 from posttrain.environments.protocol import Environments, Reply, Said
-from posttrain.records import ToolCall
+from posttrain.turns import ToolCall
 
 GRACE_SECONDS = 0.25
 """How long a reply is waited for behind its deadline, so that an event loop can end it."""

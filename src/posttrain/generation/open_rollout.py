@@ -11,7 +11,8 @@ from posttrain.environments.protocol import Environment, Environments, Reply, Sa
 from posttrain.environments.workers import Exchange
 from posttrain.errors import UserError
 from posttrain.generation.request import Continuation, GroupRequest, Sampled, StreamKey
-from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence, Turn
+from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
+from posttrain.turns import Turn
 
 SEED_BITS = 31
 """Bits of an environment's seed: every library takes as many."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from posttrain.options.bounds import Bounded, PositiveFloat, PositiveInt, Share
+from posttrain.options.bounds import Bounded, PositiveFloat, PositiveInt, Rule, Share
 from posttrain.schemas import require_no_password
 
 
@@ -25,6 +25,20 @@ class EnvironmentOptions(Bounded):
     max_failures: Share = 0.05
     """Largest share of a step's completions that may end as `failed`; above it the run stops."""
 
+    rules = (
+        Rule("url", lambda o: not (o.url and o.path), "is an environment, and so is path = {o.path}.  Leave one out."),
+    )
+
     def __post_init__(self) -> None:
         require_no_password(self.url, "url", "Use the server's plain address; no password is sent to it.")
         super().__post_init__()
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it names what replies."""
+        return bool(self.path or self.url)
+
+
+def tool_name(source: str) -> str:
+    """The name by which the policy calls a tool of a recipe: that of its function."""
+    return source.rpartition(":")[2]

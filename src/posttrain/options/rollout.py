@@ -60,6 +60,12 @@ class SamplingOptions(Bounded):
     """Sample among the likeliest tokens that together hold this probability; 1 is all of them."""
     min_p: float = 0.0
     """Leave out tokens less likely than this share of the likeliest one; 0 keeps all."""
+    max_turns: PositiveInt = 16
+    """With an environment or tools: most turns of the policy in a completion (finish reason `turns`).
+    `max_completion_tokens` counts the tokens of all its turns."""
+    multi_turn: Literal["refuse", "append"] = "refuse"
+    """With an environment or tools, for a chat template that writes earlier turns differently once others follow (it
+    drops their `<think>`, say): refuse the run, or append each turn to the tokens before it all the same."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,7 +34,7 @@ from annotated_types import Gt, Lt
 from posttrain.errors import UserError, require
 from posttrain.options.bounds import Bounded
 from posttrain.options.task import FormatMode, NumbersRule
-from posttrain.rewards.grading.answers import Array, Column, Graded, ProcessReward, Span, Texts
+from posttrain.rewards.grading.answers import CUT_OFF, Array, Column, Graded, ProcessReward, Span, Texts
 from posttrain.rewards.parsing.arithmetic import apply, literals, postfix, value
 from posttrain.rewards.parsing.tags import ANSWER, END_ANSWER, END_THINK, THINK, WHITE_SPACE, answer_text
 
@@ -95,7 +95,7 @@ def countdown_last(
 
 def grades(mode: FormatMode, completions: Texts, finish_reasons: Texts, problems: Sequence[Countdown]) -> list[Graded]:
     rows = zip(problems, completions, finish_reasons, strict=True)
-    outcomes = [countdown_outcome(puzzle, text, mode=mode, cut_off=finish == "length") for puzzle, text, finish in rows]
+    outcomes = [countdown_outcome(puzzle, text, mode=mode, cut_off=finish in CUT_OFF) for puzzle, text, finish in rows]
     return [Graded(float(outcome is Outcome.CORRECT), outcome) for outcome in outcomes]
 
 

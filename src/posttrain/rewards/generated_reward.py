@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 from posttrain.errors import UserError
 from posttrain.rewards import exact_match
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answered_together, answers
-from posttrain.rewards.grading.answers import Graded, Texts
+from posttrain.rewards.grading.answers import CUT_OFF, Graded, Texts
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, SessionReward
 from posttrain.sandbox import inside
@@ -76,7 +76,7 @@ class GeneratedReward(SessionReward):
         named = [columns.get(name) or [None] * count for name in COLUMNS]
         problems = [problem_of(*of_row) for of_row in zip(*named, strict=True)]
         texts = zip(completions, finish_reasons, problems, strict=True)
-        first = [self.quickly(text, finish == "length", problem) for text, finish, problem in texts]
+        first = [self.quickly(text, finish in CUT_OFF, problem) for text, finish, problem in texts]
 
         def scored(questions: list[GymQuestion]) -> Iterable[Graded | ScoringFailure]:
             if importlib.util.find_spec("reasoning_gym") is None:

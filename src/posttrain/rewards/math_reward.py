@@ -33,7 +33,7 @@ from typing import ClassVar, NamedTuple
 from posttrain.errors import UserError
 from posttrain.rewards import exact_match
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answered_together, answers
-from posttrain.rewards.grading.answers import Column, Graded, Texts
+from posttrain.rewards.grading.answers import CUT_OFF, Column, Graded, Texts
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, SessionReward
 from posttrain.rewards.parsing import exact_numbers
@@ -270,7 +270,7 @@ class MathsReward(SessionReward):
         given = answer if answer is not None else ground_truth
         golds = [exact_match.gold_answer(None if given is None else given[row]) for row in range(len(completions))]
         rows = list(zip(completions, finish_reasons, (gold.text for gold in golds), strict=True))
-        first = [quickly(text, finish == "length", gold) for text, finish, gold in rows]
+        first = [quickly(text, finish in CUT_OFF, gold) for text, finish, gold in rows]
 
         def compared(questions: list[Question]) -> list[Graded | ScoringFailure]:
             if self.symbolic:

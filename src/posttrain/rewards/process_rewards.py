@@ -20,6 +20,8 @@ from torch import Tensor
 
 from posttrain.errors import RunError
 from posttrain.records import Grades, Group, Marks, Rollout
+from posttrain.rewards.grading.environment_reward import ENVIRONMENT_REWARD
+from posttrain.rewards.grading.grade import weighted_sum
 
 
 @runtime_checkable
@@ -57,6 +59,30 @@ def process_rewards(
                     column[token] = weight * value + (0.0 if column[token] != column[token] else column[token])
             columns.append(column)
     return torch.tensor([value for column in columns for value in column], dtype=torch.float64)
+
+
+def turn_rewards(groups: Sequence[Group]) -> Float64[Tensor, " token"] | None:
+    """What replies of an environment earned, on the token that ends the turn; None where no reply earned anything.
+
+    NaN on other tokens, as in `process_rewards`.
+    """
+    columns: list[list[float]] = []
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        column = [torch.nan] * rollout.num_sampled
+        counts = list(accumulate(rollout.sequence.sampled, initial=0))
+        for turn in rollout.turns:
+            if turn.reward is not None and (token := counts[turn.end] - 1) >= 0:
+                column[token] = turn.reward + (0.0 if column[token] != column[token] else column[token])
+        columns.append(column)
+    earned = torch.tensor([value for column in columns for value in column], dtype=torch.float64)
+    return None if bool(earned.isnan().all()) else earned
+
+
+def rewards_without_turns(grades: Grades) -> Float64[Tensor, "prompt group"]:
+    """The rewards without what replies earned: 0 where nothing else scored a rollout, NaN where nothing did."""
+    others = [place for place, name in enumerate(grades.names) if name != ENVIRONMENT_REWARD.name]
+    rest = weighted_sum(grades.clipped[others], grades.weights[others])
+    return torch.where(grades.rewards.isnan(), torch.nan, rest.nan_to_num(nan=0.0))
 
 
 def on_tokens(marks: Marks, group: Group, text: "WrittenText") -> Iterator[tuple[int, float]]:
@@ -104,6 +130,16 @@ class WrittenText:
                 self.pieces[token] = str(self.tokenizer.decode([token], skip_special_tokens=False))
         texts = [self.pieces[token] for token in self.body]
         return list(accumulate(map(len, texts))) if "".join(texts) == self.rollout.text else None
+
+
+def summed(
+    first: Float64[Tensor, " token"] | None, second: Float64[Tensor, " token"] | None
+) -> Float64[Tensor, " token"] | None:
+    """Two columns of process rewards together; NaN where neither has a step that ends."""
+    if first is None or second is None:
+        return second if first is None else first
+    both = first.nan_to_num(nan=0.0) + second.nan_to_num(nan=0.0)
+    return torch.where(first.isnan() & second.isnan(), torch.nan, both)
 
 
 def with_penalties(

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from posttrain.errors import require
 from posttrain.options.bounds import Bounded, PositiveInt
-from posttrain.rewards.grading.answers import Column, Graded, Texts
+from posttrain.rewards.grading.answers import CUT_OFF, Column, Graded, Texts
 from posttrain.rewards.parsing.arithmetic import ALPHABET
 from posttrain.rewards.parsing.tags import WHITE_SPACE, answer_lines, answer_text
 
@@ -139,7 +139,7 @@ class TruncationPenalty:
     value: float = -1.0
 
     def __call__(self, /, *, finish_reasons: Texts, **_columns: object) -> list[float]:
-        return [self.value if finish == "length" else 0.0 for finish in finish_reasons]
+        return [self.value if finish in CUT_OFF else 0.0 for finish in finish_reasons]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +252,7 @@ def structured(answer: str | None, cut_off: bool, *, arithmetic: bool = False) -
 
 def format_grades(answers: Sequence[str | None], finish_reasons: Texts, *, arithmetic: bool = False) -> list[Graded]:
     rows = zip(answers, finish_reasons, strict=True)
-    outcomes = [structured(answer, finish == "length", arithmetic=arithmetic) for answer, finish in rows]
+    outcomes = [structured(answer, finish in CUT_OFF, arithmetic=arithmetic) for answer, finish in rows]
     return [Graded(SCORES[each], each) for each in outcomes]
 
 

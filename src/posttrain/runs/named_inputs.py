@@ -19,6 +19,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.models.loading.folder_kinds import hub_folder, model_digest
 from posttrain.options.collect import LlmJudgeOptions
 from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions, RowSourceOptions
+from posttrain.options.environment import EnvironmentOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.rollout import HttpSeconds
@@ -37,6 +38,8 @@ REPLACED = {
     "held_out_rows": ("task.held_out_path",),
     "task": ("task.",),
     "engine": ("engine.",),
+    "environment": ("environment.", "tools["),
+    "tools": ("environment.", "tools["),
     "policy": ("model.path", "model.chat_template"),
     "algorithm": ("algorithm.path",),
 }
@@ -68,6 +71,10 @@ def named_options(config: AnyConfig) -> list[NamedInput]:
     if isinstance(config.model, ModelOptions):
         found.append(NamedInput(run_inputs.MODEL, "model", config.model.path, model=config.model))
         found.append(NamedInput("model.chat_template", "file", config.model.chat_template))
+    if isinstance(environment := getattr(config, "environment", None), EnvironmentOptions):
+        found.append(NamedInput("environment.path", "code", environment.path))
+    tools = enumerate(getattr(config, "tools", ()))
+    found += [NamedInput(f"tools[{index}]", "code", tool) for index, tool in tools if ":" in tool]
     for index, reward in enumerate(getattr(config, "rewards", ())):
         found += files_of_reward(f"rewards[{index}]", reward)
     if isinstance(config, CollectConfig) and isinstance(config.judge, LlmJudgeOptions):

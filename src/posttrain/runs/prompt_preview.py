@@ -4,15 +4,24 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.records import Grades, Group, Prompt
+from posttrain.records import Finish, Grades, Group, Prompt, Rollout
 from posttrain.runs.progress import visible
 
-OPEN, CLOSE, PREFILL = "⟦", "⟧", "▶"
-"""Around a special token, and before the prefill."""
+OPEN, CLOSE, PREFILL, GIVEN, BACK = "⟦", "⟧", "▶", "«", "»"
+"""Around a special token, before the prefill, and around what an environment replied."""
 LEGEND = f"{OPEN}…{CLOSE} is one special token, {PREFILL} where the prefill begins"
+ENDED = {
+    Finish.STOP: "stopped",
+    Finish.LENGTH: "cut off at the limit",
+    Finish.TURNS: "cut off after its last turn",
+    Finish.ENVIRONMENT: "ended by the environment",
+    Finish.FAILED: "its environment failed",
+}
 LAST_TOKENS = 4
 """Tokens whose ids are shown: they reveal a prompt that ends differently than in training."""
 MOST_CHARACTERS = 4000
@@ -88,14 +97,24 @@ def graded_lines(group: Group, grades: Grades, position: int, tokenizer: PreTrai
     outcomes = {name: f" ({of_groups[position][0]})" for name, of_groups in grades.outcomes.items()}
     named = zip(grades.names, grades.scores[:, position, 0].tolist(), strict=True)
     scores = [f"{name} {number(score)}{outcomes.get(name, '')}" for name, score in named]
-    ended = "cut off at the limit" if rollout.finish.cut_off else "stopped"
+    turns = f" in {rollout.num_turns} turns, replies in {GIVEN}…{BACK}" if rollout.turns else ""
     return [
-        f"completion {rollout.num_sampled} tokens, {ended}",
-        *indented(printable(pieces(rollout.tokens, tokenizer))),
+        f"completion {rollout.num_sampled} tokens{turns}, {ENDED[rollout.finish]}",
+        *indented(printable(said_and_given(rollout, tokenizer))),
+        *(visible(f"failure    {line}") for line in rollout.failure.strip().splitlines()[-1:]),
         visible(f"scores     {', '.join(scores)}; reward {number(grades.rewards[position, 0].item())}"),
         *(visible(f"marked     {line}") for line in marked_lines(group, grades, position)),
         *(visible(f"logged     {line}") for line in logged_lines(grades, position, 0)),
     ]
+
+
+def said_and_given(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> "list[Piece]":
+    """The text of a completion, with signs around what it was given."""
+    made: list[Piece] = []
+    for sampled, run in groupby(zip(rollout.sequence.sampled, rollout.tokens, strict=True), key=itemgetter(0)):
+        of_run = pieces([token for _, token in run], tokenizer)
+        made += of_run if sampled else [(GIVEN, False), *of_run, (BACK, False)]
+    return made
 
 
 def marked_lines(group: Group, grades: Grades, position: int) -> list[str]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from posttrain.errors import RunError, UserError
 from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout, TokenSequence
 from posttrain.runs.reports import ScoredCompletions, UpdateTokens
+from posttrain.turns import ToolCall, Turn
 
 NO_COLUMNS: Mapping[str, Tensor] = MappingProxyType({})
 NO_METADATA: Mapping[str, str] = MappingProxyType({})
@@ -33,6 +34,7 @@ PROCESS, SAMPLED = "process_rewards", "sampled"
 VERSION, SPANS = "weights_version", "weights_versions"
 SUMS = "posttrain.rewards"
 """The metadata with the weights and bounds of the reward functions in that step, as JSON."""
+TURNS = ("turn_ends", "turn_given", "turn_rewards", "turn_seconds", "turn_calls", "failure")
 EXACT = 2**53
 """The largest integer below which a float64 represents all integers."""
 
@@ -132,6 +134,10 @@ TYPES = {
     "weights_versions": "int32 lists",
     "alternative_tokens": "int32 lists",
     "alternative_logprobs": "float lists",
+    "turn_ends": "int32 list",
+    "turn_given": "int32 list",
+    "turn_rewards": "double list",
+    "turn_seconds": "float list",
     "reward": "double",
     "advantage": "double",
     "judged": "double",
@@ -182,11 +188,39 @@ def rollout_columns(step: int, groups: Sequence[Group]) -> dict[str, list[object
         "logprobs": [rollout.logprobs for _, rollout in rows],
         "cut_logprobs": [rollout.cut_logprobs for _, rollout in rows],
         **alternatives,
+        **turn_columns([rollout for _, rollout in rows]),
         "finish": [rollout.finish.value for _, rollout in rows],
         VERSION: [rollout.weights_version for _, rollout in rows],
         **({SPANS: spans} if any(len(rollout.sequence.versions) > 1 for _, rollout in rows) else {}),
         "columns": [columns_json[group.draw] for group, _ in rows],
     }
+
+
+def turn_columns(rollouts: Sequence[Rollout]) -> dict[str, list[object]]:
+    """The turns of completions with an environment, in lists by turn, and the traceback of one that failed."""
+    if not any(rollout.has_environment for rollout in rollouts):
+        return {}
+    turns = [rollout.turns for rollout in rollouts]
+    calls = [[[dataclasses.asdict(call) for call in turn.calls] for turn in each] for each in turns]
+    return {
+        "turn_ends": [[turn.end for turn in each] for each in turns],
+        "turn_given": [[turn.num_given for turn in each] for each in turns],
+        "turn_rewards": [[turn.reward for turn in each] for each in turns],
+        "turn_seconds": [[turn.seconds for turn in each] for each in turns],
+        "turn_calls": [json.dumps(each) for each in calls],
+        "failure": [rollout.failure for rollout in rollouts],
+    }
+
+
+def turns_of(row: Mapping[str, Any]) -> tuple[Turn, ...]:
+    """The turns in a row of `turn_columns`; none in a file without them."""
+    if row.get("turn_ends") is None:
+        return ()
+    listed = (row[name] for name in ("turn_ends", "turn_given", "turn_rewards", "turn_seconds"))
+    return tuple(
+        Turn(end=end, num_given=given, reward=reward, seconds=seconds, calls=tuple(ToolCall(**call) for call in calls))
+        for end, given, reward, seconds, calls in zip(*listed, json.loads(row["turn_calls"]), strict=True)
+    )
 
 
 def grade_columns(grades: Grades, advantages: Float64[Tensor, "prompt group"] | None = None) -> dict[str, list[object]]:
@@ -272,7 +306,7 @@ def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
             f"{file}: has marks but no column `{PROCESS}`: an earlier version wrote it.  Give rollouts of this version."
         )
     by_draw: dict[int, list[dict[str, Any]]] = {}
-    read = [*NEEDED, *([PROCESS] if marked else []), *([SAMPLED] if SAMPLED in table.column_names else [])]
+    read = [*NEEDED, *(name for name in (PROCESS, SAMPLED, *TURNS) if name in table.column_names)]
     for row in table.select(read).to_pylist():
         row.setdefault(SAMPLED, [True] * len(row["tokens"]))  # all, in files without that column
         if not marked or row[PROCESS] is not None:
@@ -307,6 +341,8 @@ def group_of(draw: int, rows: Sequence[dict[str, Any]]) -> Group:
                 finish=Finish(row["finish"]),
             ),
             text=row["completion"],
+            turns=turns_of(row),
+            failure=row.get("failure") or "",
         )
         for row in rows
     )

@@ -29,9 +29,11 @@ TRACKERS = "trackers.json"
 HELD_OUT = "held_out.jsonl"
 JOURNALS = (METRICS, "scores.jsonl", "alarms.jsonl")
 """Files that grow by lines, each line with its step."""
+REPLIES = "replies.jsonl"
+"""Replies of an environment that is not reproducible; see reply_journal.py."""
 PARQUET_FOLDERS = ("rollouts", "evaluations", "token_columns")
 CONTENTS = (
-    *JOURNALS,
+    *(*JOURNALS, REPLIES),
     *(INPUTS, TRACKERS, HELD_OUT, "summary.json", "curves.png", "calibration.png", "tensorboard", "wandb", "tokenizer"),
     *PARQUET_FOLDERS,
     *("checkpoints", "model", "adapter", "critic", "weights"),
@@ -79,8 +81,13 @@ class RunFolder(Folder):
             for what, named in more.items():
                 if named:
                     line[what] = finite({name: list(each[row]) for name, each in named.items()})
+            if any(rollout.failure for rollout in group.rollouts):
+                line["failures"] = [rollout.failure or None for rollout in group.rollouts]
             lines.append(line)
         self._append("scores.jsonl", lines)
+
+    def append_reply(self, record: Mapping[str, object]) -> None:
+        self._append(REPLIES, [record])
 
     def write_rollouts(
         self,

@@ -29,7 +29,7 @@ FILE = "inputs.json"
 MODEL = "model.path"
 FORMAT = 3
 """Earlier formats computed digests of code in other ways: they are not compared."""
-CODE = ("rewards[", "algorithm", "task", "engine")
+CODE = ("rewards[", "algorithm", "task", "engine", "environment", "tools[")
 """Prefixes of objects whose digests are of code."""
 STANDARD = Path(sysconfig.get_paths()["stdlib"]).resolve()
 PLAIN = (type(None), bool, int, float, str, bytes)

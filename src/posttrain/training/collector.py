@@ -7,7 +7,9 @@ from torch import Tensor
 
 from posttrain.algorithms.advantages import sums_differ
 from posttrain.algorithms.algorithm import Resample
-from posttrain.generation.engine import Engine, sample_groups
+from posttrain.environments.workers import ReplyWorkers
+from posttrain.generation.conversations import sample_conversations
+from posttrain.generation.engine import Engine
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.options.reward import GradingOptions
 from posttrain.options.rollout import RolloutOptions
@@ -80,9 +82,11 @@ class Collector:
         settings: CollectorSettings,
         *,
         resources: Resources | None = None,
+        workers: ReplyWorkers | None = None,
     ) -> None:
+        """`workers` ask the environments of completions; without, a completion has one turn."""
         self.task, self.engine, self.rewards, self.settings = task, engine, tuple(rewards), settings
-        self.resources = resources
+        self.resources, self.workers = resources, workers
         self.unscored = UnscoredRows(settings.grading.on_unscored_row)
 
     def close(self) -> None:
@@ -140,7 +144,8 @@ class Collector:
     def _sampled(self, step: int, draws: range, journal: Journal, clock: Clock) -> tuple[list[Group], Grades]:
         with clock("rollout"):
             request = self.request(step, first_draw=draws.start)
-            groups = sample_groups(self.engine, training_prompts(self.task, step, draws), request)
+            prompts = training_prompts(self.task, step, draws)
+            groups = sample_conversations(self.engine, prompts, request, self.workers)
         with clock("grade"):
             grades = self.grade(groups, step=step, journal=journal)
         self.unscored.look_at(groups, grades)

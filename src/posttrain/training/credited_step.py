@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import cast
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from posttrain.algorithms import kl
@@ -22,7 +22,13 @@ from posttrain.models.forward import ForwardNeeds
 from posttrain.models.policy import Policy
 from posttrain.needs import Need
 from posttrain.records import Group, TokenSequence
-from posttrain.rewards.process_rewards import process_rewards, with_penalties
+from posttrain.rewards.process_rewards import (
+    process_rewards,
+    rewards_without_turns,
+    summed,
+    turn_rewards,
+    with_penalties,
+)
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.critic import Critic
@@ -215,7 +221,9 @@ def credited_step(
         models.critic.head.expect(rewards.nanmean().nan_to_num(nan=0.0).item())
     known = step_columns(models, groups, teacher_prompts, clock)
     sampled = sampled_columns(groups)
-    steps = process_rewards(groups, grades, models.policy.tokenizer)
+    marked = steps = process_rewards(groups, grades, models.policy.tokenizer)
+    if algorithm.credits_turns and (earned := turn_rewards(groups)) is not None:
+        rewards, steps = rewards_without_turns(grades), summed(marked, earned)  # earned once, with the turn
     token_rewards = with_penalties(steps, penalties(algorithm, state, sampled.behaviour_logprobs, known))
     evidence = Evidence(
         rewards=rewards,
@@ -236,13 +244,11 @@ def credited_step(
     if shown is not None:
         metrics["teacher/shown"] = shown.shown_share
     known.pop("final_values", None)  # the only one that is not of tokens
-    returns = {} if credit.returns is None else {"returns": credit.returns}
+    known |= {} if credit.returns is None else {"returns": credit.returns}
     credited = CreditedGroups(
         groups=groups,
-        scored=~grades.rewards.isnan() | algorithm.counts_unscored,
-        columns=replace(
-            sampled, advantages=credit.advantages, value_range=credit.value_range, known={**known, **returns}
-        ),
+        scored=taking_part(groups, grades.rewards, algorithm),
+        columns=replace(sampled, advantages=credit.advantages, value_range=credit.value_range, known=known),
         teacher_prompts=teacher_prompts,
     )
     return CreditedStep(
@@ -251,9 +257,17 @@ def credited_step(
         advantages=mean_of_rollouts(credit.advantages, evidence.lengths),
         metrics=metrics,
         token_rewards=token_rewards,
-        process_rewards=steps,
+        process_rewards=marked,
         next_state=next_state,
     )
+
+
+def taking_part(
+    groups: Sequence[Group], rewards: Float64[Tensor, "prompt group"], algorithm: Algorithm
+) -> Bool[Tensor, "prompt group"]:
+    """Rollouts with a reward, or where the algorithm counts the others all but those whose environment failed."""
+    failed = torch.tensor([[rollout.finish.failed for rollout in group.rollouts] for group in groups])
+    return (~rewards.isnan() | algorithm.counts_unscored) & ~failed
 
 
 def penalties(

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import cast
@@ -12,8 +13,10 @@ import torch
 from jaxtyping import Float64
 from numpy import ndarray
 
+from posttrain.environments.workers import ReplyWorkers
 from posttrain.errors import UserError
-from posttrain.generation.engine import Advance, Engine, sample_groups
+from posttrain.generation.conversations import sample_conversations
+from posttrain.generation.engine import Advance, Engine
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.options.reward import GradingOptions
 from posttrain.options.rollout import SamplingParams
@@ -56,6 +59,10 @@ class Questions:
     """The state of the run, for rewards."""
     probes: Mapping[str, Probe] = field(default_factory=dict)
     """Further measures of a full evaluation."""
+    workers: ReplyWorkers | None = None
+    """Ask the environments of completions, as in training."""
+    replies: Callable[[str], AbstractContextManager[object]] = nullcontext
+    """Entered with the name of a measurement: a run keeps replies that are not reproducible."""
     counts: bool = False
     """Whether the judge is known to count something, so that no score means a right answer."""
 
@@ -112,7 +119,7 @@ def sample_answers(
     The same seed gives every policy the same uniform numbers.
     """
     request = evaluation_request(questions, samples=samples, greedy=greedy)
-    groups = sample_groups(engine, questions.prompts, request, advance=advance)
+    groups = conversations(engine, questions, request, "greedy" if greedy else "sampled", advance)
     rewards, judge = () if greedy else questions.rewards, questions.judge
 
     def graded(functions: Sequence[RewardFunction]) -> Grades:
@@ -143,6 +150,14 @@ def sample_answers(
         outcomes={outcome: count / counts.total() for outcome, count in sorted(counts.items())},
         logged={name.removeprefix("logged/"): value for name, value in logged_metrics(told.logged).items()},
     )
+
+
+def conversations(
+    engine: Engine, questions: Questions, request: GroupRequest, name: str, advance: Advance
+) -> list[Group]:
+    """The completions of one measurement, with environments where training has them."""
+    with questions.replies(name):
+        return sample_conversations(engine, questions.prompts, request, questions.workers, advance=advance)
 
 
 def means_of_problems(values: Float64[ndarray, "prompt sample"]) -> Float64[ndarray, " problem"]:
@@ -194,7 +209,7 @@ def full_evaluation(
                 continue  # the texts are not single tokens of this tokenizer
             suppressed = (*(tokens[0] for tokens in encoded), *(engine.stop_ids if probe.endless else ()))
             request = replace(evaluation_request(questions, samples=1), suppressed=suppressed)
-            groups = tuple(sample_groups(engine, questions.prompts, request, advance=advance))
+            groups = tuple(conversations(engine, questions, request, name, advance))
         numbers = probe.measure(groups)
         results |= checked_readings(f"task {questions.task}: probe {name!r}", probe, numbers, results)
     return results, sampled.groups
@@ -287,7 +302,8 @@ def brief_evaluation(
     """Held-out accuracy and reward during training: one sample for each of the first problems."""
     if not questions.prompts:
         return {}
-    few = replace(questions, prompts=questions.prompts[:problems])
+    replies = questions.replies
+    few = replace(questions, prompts=questions.prompts[:problems], replies=lambda name: replies(f"{name}, brief"))
     answers = sample_answers(engine, few, samples=1, keep=keep)
     results = mean_with_interval(REWARD, answers.rewards)
     if not (questions.counts or answers.counts):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config
@@ -18,7 +18,10 @@ from posttrain.runs.reports import HELD_OUT, REWARD, SCORE, EvaluationReport, Sc
 from posttrain.tasks.base import Probe, Reading, Task
 from posttrain.tasks.dataset import Rows
 from posttrain.training.evaluation import Questions, brief_evaluation, full_evaluation, num_completions
-from posttrain.training.session import CallerObjects, Rewards, Session, open_session
+from posttrain.training.session import CallerObjects, Rewards, Session, Tools, open_session
+
+if TYPE_CHECKING:
+    from posttrain.environments.making import Own
 
 SHOWN = 3
 """Held-out problems whose completions are shown before and after."""
@@ -150,6 +153,8 @@ def evaluate(
     rewards: Rewards = (),
     rows: Rows | None = None,
     held_out_rows: Rows | None = None,
+    environment: "Own" = None,
+    tools: Tools = (),
     progress: Progress | None = None,
 ) -> dict[str, object]:
     """Evaluate a model on held-out problems, with 95% intervals, as `posttrain eval` does.
@@ -171,6 +176,8 @@ def evaluate(
         rewards=rewards,
         rows=rows,
         held_out_rows=held_out_rows,
+        environment=environment,
+        tools=tools,
     )
     with open_session(config, caller, inference=True) as session:
         session.load_weights()

@@ -19,6 +19,7 @@ from posttrain.records import Grades, Group
 from posttrain.rewards.grading.call_log import mean
 from posttrain.runs.alarms import repeated_share
 from posttrain.runs.reports import UpdateTokens
+from posttrain.training.turn_metrics import turn_metrics
 
 FIRST_ALONE = "sampling/sampling_logp_difference/mean"
 """Taken from the first update, when sampler and trainer have the same weights."""
@@ -41,6 +42,7 @@ def step_metrics(
         **outcome_metrics(grades.outcomes),
         **logged_metrics(grades.logged),
         **completion_metrics(groups),
+        **turn_metrics(groups),
         **({} if informed is None else {"frac_zero_advantage": (~informed).double().mean().item()}),
     }
 

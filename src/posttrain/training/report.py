@@ -59,6 +59,7 @@ def rl_plan_lines(
         *policy_lines(session),
         f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
         *(f"           {note}" for note in session.task.notes()),
+        *session.environment.notes,
         *adapter_lines(session.policy, config.update),
         *engine_lines(session.engine),
         f"algorithm  {session.algorithm.name}, learning rate {config.update.largest_rate:g}",
@@ -203,6 +204,8 @@ def closing_lines(
         "rows": caller.rows is not None,
         "held_out_rows": caller.held_out_rows is not None,
         "rewards": bool(caller.functions),
+        "environment": caller.environment is not None,
+        "tools": bool(caller.tools),
     }
     arguments = ", ".join(f"{name}={name}" for name, is_given in given.items() if is_given)
     measured = f"posttrain eval {folder}"

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from posttrain.runs.folder import interrupted_lines, saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.progress import Clock
 from posttrain.runs.prompt_preview import Reader, first_step_lines
+from posttrain.runs.reply_journal import ReplyFile
 from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
@@ -40,12 +41,16 @@ from posttrain.training.session import (
     Rewards,
     Session,
     StartOptions,
+    Tools,
     inputs_of,
     open_session,
     require_training_by_reward,
 )
 from posttrain.training.staleness import collecting, require_ahead
 from posttrain.training.trained import RunState
+
+if TYPE_CHECKING:
+    from posttrain.environments.making import Own
 
 
 def train(
@@ -58,6 +63,8 @@ def train(
     rewards: Rewards = (),
     rows: Rows | None = None,
     held_out_rows: Rows | None = None,
+    environment: "Own" = None,
+    tools: Tools = (),
     watchers: Sequence[Watcher] = (),
     resume: bool = False,
     from_step: int | None = None,
@@ -68,8 +75,9 @@ def train(
 
     For callers in Python: `policy` (made by `posttrain.as_policy`), `task`, `engine` and `algorithm` are objects that
     replace those of the config; `rewards` are your functions, `rows` your prompts, `held_out_rows` those to evaluate
-    on, and `watchers` see each step.  `resume` continues the run in `config.run.folder` from its last checkpoint, to
-    the same bits as an uninterrupted run; `from_step` from that of an earlier step, dropping later ones;
+    on, and `watchers` see each step.  `environment` is a class or a factory of what replies to the policy's turns, and
+    `tools` are functions that it may call.  `resume` continues the run in `config.run.folder` from its last checkpoint,
+    to the same bits as an uninterrupted run; `from_step` from that of an earlier step, dropping later ones;
     `accept_changes` also if rows, rewards or files have changed, such as a corrected reward.  `recipe` is the source of
     the config in the summary.
     """
@@ -81,6 +89,8 @@ def train(
         rewards=rewards,
         rows=rows,
         held_out_rows=held_out_rows,
+        environment=environment,
+        tools=tools,
     )
     start = StartOptions(
         watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes, recipe=recipe
@@ -133,8 +143,11 @@ def make_ready(session: Session) -> None:
         require_ahead(session)
     session.require_prompts_and_rows()
     config.require_room(session.longest_prompt_tokens)
+    context = session.policy.max_positions
     longest = session.longest_prompt_tokens + config.rollout.max_completion_tokens
-    session.learner.require_context(min(longest, session.policy.max_positions))  # where completions end at the latest
+    if session.environment.workers is not None:  # replies are of any length
+        longest = context
+    session.learner.require_context(min(longest, context))  # where completions end at the latest
     for line in report.planned_memory(session)[1]:
         print(line, flush=True)
 
@@ -172,6 +185,7 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
             folder.write_inputs(inputs)
             notes += inputs.notes
         session.load_weights()
+        session.keep_replies(ReplyFile(folder))
         if not state.before:
             if config.update.optimizer_from:  # a resumed run has it in its checkpoints, from step 0 on
                 session.learner.load_optimizer_state(config.update.optimizer_from)
@@ -328,6 +342,8 @@ class TrainArguments(TypedDict, total=False):
     rewards: Rewards
     rows: Rows | None
     held_out_rows: Rows | None
+    environment: "Own"
+    tools: Tools
     watchers: Sequence[Watcher]
     resume: bool
     from_step: int | None

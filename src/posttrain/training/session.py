@@ -1,9 +1,9 @@
 """The parts of an RL run, made from its config and from objects of a caller."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.table import build_algorithm
@@ -13,37 +13,41 @@ from posttrain.binding import bind
 from posttrain.config import Config
 from posttrain.config.reading import resolved_config
 from posttrain.config.recipes import short_reward
+from posttrain.config.sections import require_one_turn
+from posttrain.environments.run_environment import RepliesOfRun, ReplySettings, RunEnvironment
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine, close_engine, load_checked, own_engine, require_engine, require_room_for
 from posttrain.generation.parity import engine_in_parity
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.loading.new_model import policy_of_run
 from posttrain.models.policy import Policy
-from posttrain.models.rendering import renderer_of
-from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions, RewardSettings
 from posttrain.options.rollout import HttpOptions
 from posttrain.ranks.group import ONE_RANK, RankGroup
-from posttrain.rewards.grading.dispatch import require_rewarded_rows
-from posttrain.rewards.grading.function import RewardFunction, with_distinct_names
-from posttrain.rewards.grading.grade import require_enforceable
-from posttrain.rewards.grading.resources import ChecksRows, Resources, require_use_for_cache
-from posttrain.rewards.model import reward_models_in
+from posttrain.rewards.grading.function import RewardFunction
+from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.checkpoint import ThreadClaim, claim_threads
 from posttrain.runs.named_inputs import inputs_of_run, policy_input
+from posttrain.runs.reply_journal import ReplyFile
 from posttrain.runs.reports import LEFT_OUT
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task, as_reward_functions, held_out_prompts, longest_prompts, task_probes, task_rewards
 from posttrain.tasks.dataset import Rows
-from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.optimizer import OwnOptimizer
+from posttrain.training.session_rewards import require_sound_rows, rewards_of, without_environment
+from posttrain.training.session_task import task_of
 from posttrain.training.trained import RunState, Trained
 
+if TYPE_CHECKING:
+    from posttrain.environments.making import Own
+    from posttrain.environments.method_tools import MethodTools
+
+Tools = Sequence[str | Callable[..., Any]]
 Reward = Callable[..., object] | RewardFunction
 """A function, or a `reward_function` of one, with a name and a weight."""
 Rewards = Reward | str | Sequence[Reward | str]
@@ -68,6 +72,10 @@ class CallerObjects:
     """Evaluated on, in place of a share of the rows."""
     optimizer: OwnOptimizer | None = None
     """Replaces AdamW, over the policy's parameters."""
+    environment: "Own | MethodTools" = None
+    """A class or a factory, called once for each completion, or Environments."""
+    tools: Tools = ()
+    """Functions that the policy may call, in place of the config's."""
 
     def __post_init__(self) -> None:
         for name, kind, kind_name, remedy in (
@@ -110,6 +118,11 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
         objects["algorithm"] = code_input(own.algorithm.name, own.algorithm)
     if own.optimizer is not None:
         objects["optimizer"] = RunInput(class_name(own.optimizer.optimizer))
+    if own.environment is not None:
+        made_by = getattr(own.environment, "factory", own.environment)
+        objects["environment"] = code_input(getattr(made_by, "__name__", class_name(made_by)), made_by)
+    for index, tool in enumerate(own.tools):
+        objects[f"tools[{index}]"] = RunInput(tool) if isinstance(tool, str) else code_input(tool.__name__, tool)
     for index, reward in enumerate(own.functions):
         settings, default = reward.settings, RewardSettings()
         said = [  # a reward that is given by its name has more settings, those of a recipe's item
@@ -170,20 +183,22 @@ class Session:
     trained: Trained[RunState]
     """Policy, optimiser, the learner's other state and the run's counters, as checkpoints hold them."""
     behaviours: BehaviourReader
+    environment: RunEnvironment
+    opened: ExitStack
+    """What is closed with the session: threads of replies, sandboxes of tools."""
     longest_prompt_tokens: int = 0
     """Of all known prompts; set by `require_prompts_and_rows`."""
     held_out: Questions | None = None
     """Made on first use."""
+    replies: ReplyFile | None = None
 
     def __enter__(self) -> "Session":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.collector.close()
-        self.threads.release()
-        self.resources.close()
-        if self.caller.engine is None:
-            close_engine(self.engine)
+        with ExitStack() as last:
+            for close in (self.resources.close, self.threads.release, self.opened.close, self.collector.close):
+                last.callback(close)  # the last one first
 
     def load_weights(self, version: int | None = None) -> None:
         """Give the engine the current weights, of `version` updates.  Raises RunError if it keeps others."""
@@ -203,22 +218,29 @@ class Session:
                 task=self.task.name,
                 prompts=held_out_prompts(self.task),
                 judge=functions[0].unconditional(),
-                rewards=self.rewards if functions == self.rewards else (),
+                rewards=self.rewards if functions in (self.rewards, without_environment(self.rewards)) else (),
                 max_completion_tokens=self.config.rollout.max_completion_tokens,
                 seed=self.config.run.seed,
                 grading=self.config.grading,
                 on_error=self.config.rollout.on_reward_error,
                 resources=self.resources,
                 probes={**self.behaviours.probes(), **probes},
+                workers=self.environment.workers,
             )
         return self.held_out
 
+    def keep_replies(self, file: ReplyFile) -> None:
+        """Write replies that are not reproducible to a run's folder; a resumed step reads them."""
+        if self.environment.workers is not None:
+            self.environment.workers.journal = self.replies = file
+
     def questions_now(self) -> Questions:
         """The questions, with the state of the run for rewards that read it."""
-        state = self.trained.run
+        state, file = self.trained.run, self.replies
         return replace(
             self.questions(),
             trainer_state=self.collector.trainer_state(state.step + 1),
+            replies=nullcontext if file is None else lambda name: file.at(f"evaluation at {state.step}, {name}"),
             counts=LEFT_OUT in state.before,
         )
 
@@ -228,7 +250,7 @@ class Session:
         for prompt in prompts:
             require_room_for(prompt, self.engine)
         self.longest_prompt_tokens = max(len(prompt.tokens) for prompt in prompts)
-        require_sound_rows(self)
+        require_sound_rows(self.task, self.rewards, self.resources)
 
 
 def open_session(
@@ -242,15 +264,27 @@ def open_session(
         threads = opened.enter_context(claim_threads(config.run.threads))
         policy, name = policy_of_run(config.model, caller.policy, seed=config.run.seed, inference=inference)
         policy = replace(policy, ranks=ranks)
-        task = task_of(config, caller, policy)
+        replies = opened.enter_context(ExitStack())
+        answers = replies_of(config, caller, policy, replies)
+        task = task_of(
+            config,
+            answers.renderer,
+            given=caller.task,
+            rows=caller.rows,
+            held_out_rows=caller.held_out_rows,
+            context=policy.max_positions,
+        )
+        environment = answers.open(lambda: longest_prompts(task))
         longest = config.rollout.max_completion_tokens + longest_of(task)
+        if environment.workers is not None:  # replies are of any length
+            longest = policy.max_positions
         with ranks.leading("open", longest):
             engine, policy = engine_of(config, caller, policy, longest)
             if caller.engine is None:
-                opened.callback(close_engine, engine)
+                replies.callback(close_engine, engine)
             algorithm = caller.algorithm or build_algorithm(config.algorithm)
             learner = learner_of(config, caller, policy, algorithm)
-        rewards = rewards_of(config, caller, task, policy)
+        rewards = rewards_of(config, caller.functions, task, policy, replies_pay=environment.rewards)
         resources = opened.enter_context(Resources(config.sandbox))
         collecting = CollectorSettings(
             rollout=config.rollout,
@@ -272,10 +306,12 @@ def open_session(
             rewards=rewards,
             resources=resources,
             threads=threads,
-            collector=Collector(task, engine, rewards, collecting, resources=resources),
+            collector=Collector(task, engine, rewards, collecting, resources=resources, workers=environment.workers),
             learner=learner,
             trained=trained_by_reward(learner),
             behaviours=behaviours,
+            environment=environment,
+            opened=replies,
         )
         opened.pop_all()  # the session closes them
         return session
@@ -312,6 +348,21 @@ def longest_of(task: Task) -> int:
     return max((len(prompt.tokens) for prompt in longest_prompts(task)), default=0)
 
 
+def replies_of(config: Config, caller: CallerObjects, policy: Policy, opened: ExitStack) -> RepliesOfRun:
+    """What replies to the policy: the caller's environment or tools, or the recipe's."""
+    settings = ReplySettings(
+        environment=config.environment,
+        tools=caller.tools or (() if caller.environment is not None else config.tools),
+        tools_at=config.tools_at,
+        sampling=config.rollout,
+        sandbox=config.sandbox,
+        own=caller.environment,
+    )
+    if not settings.anyone:
+        require_one_turn(config, "rollout")
+    return RepliesOfRun(policy, settings, config.model.template_options, opened)
+
+
 def engine_of(config: Config, caller: CallerObjects, policy: Policy, longest: int) -> tuple[Engine, Policy]:
     """The engine that samples: the caller's, the recipe's or ours; and the policy that agrees with it.
 
@@ -332,57 +383,3 @@ def engine_of(config: Config, caller: CallerObjects, policy: Policy, longest: in
     from posttrain.generation.rank_sampling import RankEngine, RankShare
 
     return RankEngine(RankShare(tried, policy.ranks)), tried.policy
-
-
-def task_of(config: Config, caller: CallerObjects, policy: Policy) -> Task:
-    """The caller's task, or that of the config; long prompts that are skipped or cut leave room for a completion."""
-    if caller.task is not None:
-        for name, given in (("rows", caller.rows), ("held_out_rows", caller.held_out_rows)):
-            if given is not None:
-                raise UserError(f"{name}: a task is given as well, which makes its own prompts.  Give one of them.")
-        return require_task(caller.task, "task")
-    task = config.task
-    if isinstance(task, DatasetOptions) and task.over_long != "error" and task.max_prompt_tokens is None:
-        completion, context = config.rollout.max_completion_tokens, policy.max_positions
-        left = min(context, config.update.tokens_per_microbatch) - completion
-        if left < 1:
-            raise UserError(
-                f"task.over_long = {task.over_long}: rollout.max_completion_tokens = {completion} leaves no prompt any"
-                f" room in the model's context of {context}.  Lower it, or set task.max_prompt_tokens."
-            )
-        task = replace(task, max_prompt_tokens=left)
-    return load_task(
-        task,
-        renderer_of(policy, config.model.template_options),
-        seed=config.run.seed,
-        prompts_per_step=config.rollout.prompts_per_step,
-        rows=caller.rows,
-        held_out_rows=caller.held_out_rows,
-    )
-
-
-def rewards_of(config: Config, caller: CallerObjects, task: Task, policy: Policy) -> tuple[RewardFunction, ...]:
-    """The caller's rewards and those of the config, else the task's."""
-    rewards = (*caller.functions, *(load_reward(item) for item in config.rewards)) or task_rewards(task)
-    if not rewards:
-        raise UserError(
-            "rewards: the task has no reward function of its own, and none is given."
-            "  Name one under `rewards`, such as my_rewards.py:solved, or in Python train(config, rewards=[solved])."
-        )
-    require_use_for_cache(rewards, config.grading)
-    for function in rewards:
-        require_enforceable(function, config.grading)
-        for model in reward_models_in(function.call):
-            model.require_apart(policy.model)
-    return with_distinct_names(rewards)
-
-
-def require_sound_rows(session: Session) -> None:
-    """Refuse rows that no reward applies to, or that a reward's check rejects."""
-    if not (rows := session.task.rows_to_reward()):
-        return
-    require_rewarded_rows(rows, session.rewards)
-    for function in session.rewards:
-        checked: object = function.call
-        if isinstance(checked, ChecksRows):
-            checked.check_rows([row for row in rows if function.settings.applies(row[1])], session.resources)

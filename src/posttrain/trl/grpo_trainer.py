@@ -10,8 +10,10 @@ from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase
 
 from posttrain.config import Config
+from posttrain.environments.method_tools import MethodTools
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine, sample_groups
+from posttrain.generation.conversations import sample_conversations
+from posttrain.generation.engine import Engine
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
@@ -26,14 +28,18 @@ from posttrain.training.rl import make_ready, to_the_end, train_session
 from posttrain.training.session import CallerObjects, Session, StartOptions, inputs_of, open_session
 from posttrain.training.update import Observations, micro_loss, token_totals
 from posttrain.trl.base_trainer import BaseTrainer
-from posttrain.trl.configs.recipe import BatchPlan, RunLength, batch_plan, ratio_level_notes, rl_config
+from posttrain.trl.configs.recipe import NO_LIMIT, BatchPlan, RunLength, batch_plan, ratio_level_notes, rl_config
 from posttrain.trl.configs.trainer_configs import GRPOConfig, RLOOConfig, SampledFields
 from posttrain.trl.log_entries import Entry, Logged, logged_by, sampled_entry, token_entry
 from posttrain.trl.model_source import Dataset, Given, Optimizers, PeftConfig, Row
-from posttrain.trl.rewards import one_for_each, reward_functions
+from posttrain.trl.rewards import one_for_each, own_reward, reward_functions
 
 RewardGiven = Callable[..., object] | str | nn.Module
 SampledArgs = TypeVar("SampledArgs", bound=SampledFields)
+REPLIES_COUNT = (
+    "max_completion_length counts the tokens that the model samples, in all turns; TRL counts replies as well.  Turns"
+    " are appended to the tokens before them, which are never made anew."
+)
 PURPOSE = "trl evaluation"
 """The name of an evaluation's random streams: the same numbers for every evaluation of one run."""
 
@@ -45,15 +51,14 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
     wanted = "give rows, each with a `prompt`"
     loss_remedy = "Write the loss as a LossTerm in an algorithm for posttrain.train."
     only_default: ClassVar[Mapping[str, str]] = {
-        "tools": "completions call no tools here",
-        "rollout_func": "completions are sampled by the engine; posttrain.train takes one of yours",
-        "environment_factory": "a completion is one turn here; give a reward function",
+        "rollout_func": "completions are sampled by the engine; give `environment_factory` or `tools`, or"
+        " trainer.engine = an engine of yours"
     }
 
     def __init__(
         self,
         model: str | nn.Module,
-        reward_funcs: RewardGiven | list[RewardGiven],
+        reward_funcs: RewardGiven | list[RewardGiven] | None = None,
         args: SampledArgs | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
@@ -63,9 +68,11 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         optimizers: Optimizers = (None, None),
         quantization_config: BitsAndBytesConfig | None = None,
         peft_config: PeftConfig = None,
+        tools: Sequence[Callable[..., Any]] | None = None,
+        environment_factory: Callable[[], Any] | None = None,
         **not_here: object,
     ) -> None:
-        """`not_here` are arguments that only accept their default, such as tools and rollout_func."""
+        """`not_here` are arguments that only accept their default, such as rollout_func."""
         self.require_defaults(not_here)
         source = model, processing_class, peft_config, quantization_config
         given = Given(*source, callbacks, train_dataset, eval_dataset, optimizers)
@@ -73,7 +80,16 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         self.notes += [*self.plan.notes, *ratio_level_notes(self.args)]
         self.reward_processing_classes = one_for_each(reward_processing_classes, reward_funcs)
         tokenizers, weights = self.reward_processing_classes, self.args.reward_weights
-        self.rewards = reward_functions(reward_funcs, tokenizers, weights, self.policy.tokenizer, lambda: self.state)
+        self.tools, self.environment_factory = tuple(tools or ()), environment_factory
+        of_environment = own_reward(environment_factory)
+        if reward_funcs is not None or not of_environment:
+            state, tokenizer = (lambda: self.state), self.policy.tokenizer
+            self.rewards = reward_functions(reward_funcs, tokenizers, weights, tokenizer, state)
+        else:
+            self.rewards = []
+        self.rewards += of_environment
+        if self.replies:
+            self.notes.append(REPLIES_COUNT)
         self.engine: Engine | None = None
         """An engine that a script sets, in place of the one in this process."""
         self.session: Session | None = None
@@ -86,8 +102,20 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         return batch_plan(self.args)
 
     def objects(self, rows: Sequence[Row]) -> CallerObjects:
-        policy, engine, optimizer = self.policy, self.engine, self.own_optimizer
-        return CallerObjects(policy=policy, engine=engine, rewards=self.rewards, rows=rows, optimizer=optimizer)
+        return CallerObjects(
+            policy=self.policy,
+            engine=self.engine,
+            rewards=self.rewards,
+            rows=rows,
+            optimizer=self.own_optimizer,
+            tools=self.tools,
+            environment=None if self.environment_factory is None else MethodTools(self.environment_factory),
+        )
+
+    @property
+    def replies(self) -> bool:
+        """Whether tools, or an environment's methods, reply to completions."""
+        return bool(self.tools) or self.environment_factory is not None
 
     def length(self, num_rows: int) -> RunLength:
         return self.plan.length(self.args, num_rows)
@@ -95,6 +123,10 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
     def recipe(self, rows: list[Row], length: RunLength) -> Config:
         """With micro-batches of as many rows as TRL has on a device, of the longest there are."""
         config = rl_config(self.args, self.model_options, self.plan, length)
+        if self.replies:
+            most = getattr(self.args, "max_tool_calling_iterations", None)
+            turns = NO_LIMIT if most is None else most + 1
+            config = replace(config, rollout=replace(config.rollout, max_turns=turns, multi_turn="append"))
         task = rows_task(rows, config.task, self.policy, config.model.template_options)
         longest = max(len(prompt.tokens) for prompt in task.longest_prompts())
         tokens = self.args.per_device_train_batch_size * (longest + config.rollout.max_completion_tokens)
@@ -159,7 +191,8 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
             sampling=config.rollout.sampling,
             key=StreamKey(config.run.seed, PURPOSE, 0),
         )
-        groups = sample_groups(session.engine, [task.prompt(row) for row in task.training_rows], request)
+        prompts, workers = [task.prompt(row) for row in task.training_rows], session.environment.workers
+        groups = sample_conversations(session.engine, prompts, request, workers)
         grades = session.collector.grade(groups)
         collected = CollectedStep(step=max(1, session.trained.step), groups=groups, grades=grades)
         entry: Entry = loss_entry(session, collected, logged) if size > 1 else {"loss": None}

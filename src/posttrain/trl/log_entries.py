@@ -13,6 +13,7 @@ from torch import Tensor
 from posttrain.algorithms.advantages import decoupled_zscore
 from posttrain.records import Grades, Group
 from posttrain.training.metrics import NO_DEVIATION, completion_metrics, logged_metrics, reward_metrics, without_nan
+from posttrain.training.turn_metrics import tool_metrics
 from posttrain.trl.configs.recipe import DEVIATION_EPSILON, scale_of
 from posttrain.trl.configs.trainer_configs import GRPOConfig, SampledFields
 
@@ -93,6 +94,10 @@ def sampled_entry(groups: Sequence[Group], grades: Grades, logged: Logged) -> En
     entry["reward"] = ours.get("reward")
     entry["reward_std"] = stdev(rewards) if len(rewards) >= 2 else None
     entry["frac_reward_zero_std"] = share_without_deviation(grades, logged.zero_deviation)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if any(rollout.has_environment for rollout in rollouts):
+        calls = tool_metrics(rollouts)
+        entry |= {name: calls.get(name, 0.0) for name in ("tools/call_frequency", "tools/failure_frequency")}
     return entry
 
 

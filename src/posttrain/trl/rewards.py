@@ -20,6 +20,7 @@ from posttrain.errors import UserError
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
 from posttrain.rewards.grading import function
 from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.calls import ENVIRONMENT
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, name_of_callable
 from posttrain.rewards.grading.resources import default_resources
 from posttrain.rewards.math_reward import sandbox_with_maths
@@ -194,7 +195,7 @@ def logged(found: Sequence[Compared], solution: Sequence[str], log_extra: LogExt
     return [score for score, _, _ in found]
 
 
-COMPLETION_IDS = "completion_ids"
+COMPLETION_IDS, ENVIRONMENTS = "completion_ids", "environments"
 Reward = Callable[..., object]
 
 
@@ -216,8 +217,14 @@ class DecodedReward:
         self.takes_ids = COMPLETION_IDS in signature.parameters or any(
             each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters
         )
-        ids = [] if self.takes_ids else [inspect.Parameter(COMPLETION_IDS, inspect.Parameter.KEYWORD_ONLY)]
-        self.__signature__ = signature.replace(parameters=[*parameters, *ids])
+        self.takes_environments = ENVIRONMENTS in signature.parameters
+        added = [COMPLETION_IDS] if not self.takes_ids else []
+        kept = [each for each in parameters if each.name != ENVIRONMENTS]
+        added += [ENVIRONMENT] if self.takes_environments else []
+        others = [each for each in kept if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        rest = [each for each in kept if each.kind is inspect.Parameter.VAR_KEYWORD]
+        named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in added]
+        self.__signature__ = signature.replace(parameters=[*others, *named, *rest])
 
     def __call__(self, /, **given: Any) -> object:
         """The function's answer to the same with other texts."""
@@ -228,6 +235,9 @@ class DecodedReward:
             given[name] = as_trl_decodes(given[name], ids, self.tokenizer)
         if "trainer_state" in given:
             given["trainer_state"] = self.state()
+        given.pop("environment_rewards", None)
+        if (environments := given.pop(ENVIRONMENT, None)) is not None:
+            given[ENVIRONMENTS] = [getattr(each, "object", each) for each in environments]
         return self.call(**given)
 
 
@@ -258,9 +268,25 @@ def as_trl_decodes(
 ) -> list[object]:
     texts: list[str] = tokenizer.batch_decode([list(each) for each in ids], skip_special_tokens=True)
     return [
-        text if isinstance(old, str) else [{"role": "assistant", "content": text}]
+        text if isinstance(old, str) else old if has_replies(old) else [{"role": "assistant", "content": text}]
         for old, text in zip(completions, texts, strict=True)
     ]
+
+
+def has_replies(completion: object) -> bool:
+    """Whether it is a conversation: TRL reads its messages, and not its tokens."""
+    return isinstance(completion, list) and (len(completion) > 1 or "tool_calls" in completion[0])
+
+
+def own_reward(factory: Callable[[], Any] | None) -> list[RewardFunction]:
+    """The reward that an environment's objects give by `get_reward`, under the name of their class, of weight 1."""
+    if factory is None or not callable(getattr(factory, "get_reward", None)):
+        return []
+
+    def get_reward(environment: Sequence[Any], **_columns: object) -> list[object]:
+        return [getattr(each, "object", each).get_reward() for each in environment]
+
+    return [function.reward_function(get_reward, name=getattr(factory, "__name__", "environment"))]
 
 
 def one_for_each(

@@ -74,7 +74,7 @@ FIELDS: list[tuple[Given, tuple[str, ...]]] = [
 ]
 """Fields of GRPOConfig, most of which all configs have."""
 ARGUMENTS: list[tuple[str, Given, tuple[str, ...]]] = [
-    ("grpo", {"tools": [length]}, ("tools = ", "completions call no tools", "Leave it out")),
+    ("grpo", {"rollout_func": length}, ("rollout_func = ", "environment_factory", "Leave it out")),
     ("grpo", {"reward_func": length}, ("no argument 'reward_func'", "Did you mean `reward_funcs`")),
     ("grpo", {"callbacks": [object()]}, ("callbacks: ", "Inherit from transformers.TrainerCallback")),
     ("grpo", {"optimizers": (None, object())}, ("optimizers: give (optimizer, scheduler)",)),

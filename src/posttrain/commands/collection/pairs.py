@@ -30,6 +30,8 @@ class SampledCompletion:
     """The weighted sum of the scores; None if there is none."""
     scores: Mapping[str, float | None] | None = None
     """By reward function."""
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    """Of a conversation with replies: the policy's turns and the replies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +79,11 @@ def sampled_prompts(groups: Sequence[Group], grades: Grades | None) -> list[Samp
                 text=group.graded_text(rollout),
                 finish=rollout.finish,
                 num_tokens=rollout.num_sampled,
+                messages=tuple(group.graded_messages(rollout)) if rollout.turns else None,
                 **rewarded(row, column),
             )
             for column, rollout in enumerate(group.rollouts)
+            if not rollout.finish.failed
         ]
         prompt = group.prompt
         content = prompt.text.removesuffix(prompt.prefill) if prompt.messages is None else prompt.messages
@@ -183,7 +187,7 @@ class Verdict:
         """`prompt`, `chosen` and `rejected`, then how they were judged.
 
         The first completion of a tie is called chosen, which means nothing.  If the prompt is a conversation, an answer
-        is a list of one assistant message.
+        is a list of messages: the assistant's, and the replies between them.
         """
         pair, prompt = self.pair, self.pair.prompt
         names, sides = ("first", "second"), (pair.first, pair.second)
@@ -192,7 +196,7 @@ class Verdict:
         chosen, rejected = sides
         texts: list[Any] = [side.text for side in sides]
         if not isinstance(prompt.prompt, str):
-            texts = [[{"role": "assistant", "content": text}] for text in texts]
+            texts = [[*(side.messages or [{"role": "assistant", "content": side.text}])] for side in sides]
         votes = dict(zip(("chosen", "rejected", "tie"), (*names, "tie"), strict=True))
         return {
             "prompt": prompt.prompt,

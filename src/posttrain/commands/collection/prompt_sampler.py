@@ -7,19 +7,21 @@ from dataclasses import dataclass, replace
 from posttrain.binding import bind
 from posttrain.commands.collection.pairs import SampledPrompt, sampled_prompts
 from posttrain.config.recipes import short_reward
-from posttrain.config.sections import CollectConfig
+from posttrain.config.sections import CollectConfig, require_one_turn
+from posttrain.environments.run_environment import RepliesOfRun, ReplySettings, RunEnvironment
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine, close_engine, load_checked, own_engine, require_room_for, sample_groups
+from posttrain.generation.conversations import sample_conversations
+from posttrain.generation.engine import Engine, close_engine, load_checked, own_engine, require_room_for
 from posttrain.generation.parity import engine_in_parity
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
-from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.rollout import HttpOptions
 from posttrain.options.task import TaskOptions
+from posttrain.rewards.grading.environment_reward import ENVIRONMENT_REWARD
 from posttrain.rewards.grading.function import RewardFunction, with_distinct_names
 from posttrain.rewards.grading.grade import grade, require_enforceable
 from posttrain.rewards.grading.resources import Resources, require_use_for_cache
@@ -52,13 +54,15 @@ class PromptSampler:
             self.resources = held.enter_context(Resources(config.sandbox))
             self.policy = own.policy or load_policy(config.model, seed=config.run.seed, inference=True)
             self.policy.require_as_made()
-            count, renderer = config.collect.num_prompts, renderer_of(self.policy, config.model.template_options)
-            options = task_with_room(config, self.policy)
-            task = load_task(options, renderer, seed=config.run.seed, prompts_per_step=count, rows=own.rows)
-            self.rewards = rewards_of_pairs(config, own, task) if config.scored else ()
+            replies = replies_of(config, self.policy, held)
+            count, options = config.collect.num_prompts, task_with_room(config, self.policy)
+            task = load_task(options, replies.renderer, seed=config.run.seed, prompts_per_step=count, rows=own.rows)
             self.prompts = training_prompts(task, config.collect.round, range(count))
+            environment = replies.open(lambda: self.prompts)
+            self.workers = environment.workers
+            self.rewards = rewards_of_pairs(config, own, task, environment) if config.scored else ()
             longest = max(len(prompt.tokens) for prompt in self.prompts) + config.sampling.max_completion_tokens
-            longest = min(longest, self.policy.max_positions)
+            longest = self.policy.max_positions if self.workers else min(longest, self.policy.max_positions)
             self.engine: Engine
             if isinstance(config.engine, Mapping):
                 self.engine = own_engine(config.engine, self.policy)
@@ -98,9 +102,24 @@ class PromptSampler:
             key=StreamKey(config.run.seed, "collect", config.collect.round),
             first_draw=draws.start,
         )
-        groups = sample_groups(self.engine, self.prompts[draws.start : draws.stop], request, advance=advance)
+        prompts = self.prompts[draws.start : draws.stop]
+        groups = sample_conversations(self.engine, prompts, request, self.workers, advance=advance)
         grades = grade(groups, self.rewards, grading=config.grading, resources=self.resources) if self.rewards else None
         return sampled_prompts(groups, grades)
+
+
+def replies_of(config: CollectConfig, policy: Policy, opened: ExitStack) -> RepliesOfRun:
+    """What replies to the policy, closed with `opened`."""
+    settings = ReplySettings(
+        environment=config.environment,
+        tools=config.tools,
+        tools_at=config.tools_at,
+        sampling=config.sampling,
+        sandbox=config.sandbox,
+    )
+    if not settings.anyone:
+        require_one_turn(config, "sampling")
+    return RepliesOfRun(policy, settings, config.model.template_options, opened)
 
 
 def task_with_room(config: CollectConfig, policy: Policy) -> TaskOptions | Mapping[str, object]:
@@ -116,14 +135,16 @@ def task_with_room(config: CollectConfig, policy: Policy) -> TaskOptions | Mappi
     return replace(task, max_prompt_tokens=left)
 
 
-def rewards_of_pairs(config: CollectConfig, own: PairObjects, task: Task) -> tuple[RewardFunction, ...]:
-    """The caller's rewards and those of the config, or else the task's own."""
+def rewards_of_pairs(
+    config: CollectConfig, own: PairObjects, task: Task, environment: RunEnvironment
+) -> tuple[RewardFunction, ...]:
+    """The caller's rewards and those of the config, or else the task's own; and what an environment's replies earn."""
     given = [
         load_reward(bind(RewardOptions, short_reward(each), where="rewards")) if isinstance(each, str) else each
         for each in own.rewards
     ]
     functions = (*as_reward_functions(given, "rewards"), *(load_reward(item) for item in config.rewards))
-    rewards = functions or task_rewards(task)
+    rewards = (*(functions or task_rewards(task)), *([ENVIRONMENT_REWARD] if environment.rewards else []))
     if not rewards:
         raise UserError("rewards: the task has none.  Name one under `rewards`, or set judge.name = llm or person.")
     require_use_for_cache(rewards, config.grading)

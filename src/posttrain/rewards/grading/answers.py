@@ -17,6 +17,9 @@ LARGEST = 1e100
 """Largest number a reward function may give: sums and squares of them stay finite."""
 TOO_LARGE = f"too large to be averaged and squared; give at most {LARGEST:g}: divide all scores by a constant"
 
+CUT_OFF = frozenset({"length", "turns"})
+"""Reasons why a limit ended a completion, as functions get them."""
+
 Texts = Sequence[str]
 Column = Sequence[object]
 Given = TypeVar("Given")

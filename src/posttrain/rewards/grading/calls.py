@@ -48,8 +48,10 @@ def after(seconds: float, says: str) -> Deadline:
     return Deadline(time.monotonic() + seconds, says) if seconds else NEVER
 
 
-NOT_CACHED = {"trainer_state", "log_metric"}
-"""Arguments that a cached function may not have: they belong to a step, or to one call."""
+ENVIRONMENT = "environment"
+"""The argument with the environments' objects, which no worker sees."""
+NOT_CACHED = {"trainer_state", "log_metric", ENVIRONMENT, "environment_rewards"}
+"""Arguments that a cached function may not have: they belong to a step, to one call, or to one conversation."""
 STANDS_FOR = {"ground_truth": "answer", "nums": "numbers"}
 """Parameters of functions of one response, and the columns used if none has the parameter's name."""
 WITHHELD = ("prompt", "completion")
@@ -127,7 +129,8 @@ def calls_for(call: Call) -> list[Call]:
 
 def reward_arguments(call: Call) -> dict[str, object]:
     """The arguments in the function's signature, all made anew for this call."""
-    wanted, of_run = call.wanted, {"trainer_state": call.trainer_state, **call.log.arguments()}
+    of_run = {"trainer_state": call.trainer_state, **call.log.arguments(), **environment_arguments(call)}
+    wanted = call.wanted
     if call.function.settings.cache:
         of_run = {name: value for name, value in of_run.items() if name not in NOT_CACHED}
     if wanted.one_by_one:
@@ -142,6 +145,17 @@ def reward_arguments(call: Call) -> dict[str, object]:
             texts[name] = [private_copy(row.group.prompt.columns.get(name)) for row in call.rows]
         values = texts | given
     return {name: value for name, value in values.items() if wanted.wants(name)}
+
+
+def environment_arguments(call: Call) -> dict[str, object]:
+    """What completions with an environment have besides: its objects, and what its replies earned."""
+    if not any(row.rollout.has_environment for row in call.rows):
+        return {}
+    objects = [row.rollout.environment for row in call.rows]
+    earned = [row.rollout.environment_reward for row in call.rows]
+    if call.wanted.one_by_one:
+        return {ENVIRONMENT: objects[0], "environment_reward": earned[0]}
+    return {ENVIRONMENT: objects, "environment_rewards": earned}
 
 
 def list_arguments(rows: Sequence[RolloutRow], function: RewardFunction) -> dict[str, object]:
@@ -203,9 +217,9 @@ def reward_prompt(row: RolloutRow, function: RewardFunction) -> object:
 
 
 def reward_completion(row: RolloutRow, function: RewardFunction) -> object:
-    if row.group.prompt.messages is not None and not function.text_only:
-        return [{"role": "assistant", "content": row.text}]
-    return row.text
+    if row.group.prompt.messages is None or function.text_only:
+        return row.text
+    return private_copy(row.group.graded_messages(row.rollout))
 
 
 def require_arguments(call: Call, offered: Set[str]) -> None:
@@ -224,8 +238,10 @@ def argument_hint(call: Call, name: str, offered: Set[str]) -> str:
             f"The column `{name}` is withheld, since this run samples {name}s. Rename it by task.columns, such as"
             f" {{own_{name}: {name}}}, and call the parameter `own_{name}`."
         )
-    if name in NOT_CACHED:
+    if name in NOT_CACHED and call.function.settings.cache:
         return "Scores that are cached must not depend on the step or the call: remove `cache`."
+    if name in (ENVIRONMENT, "environment_reward", "environment_rewards"):
+        return "Only a run with an environment has it: set environment.path, environment.url or `tools`."
     if name == "ground_truth" and call.wanted.one_by_one:
         return "It is taken from a column `ground_truth` or `answer`; add one of these to the dataset."
     if name == "ground_truth":

@@ -224,9 +224,9 @@ def dependency_rounds(functions: Sequence[RewardFunction]) -> list[list[int]]:
 def row_for(
     row: RolloutRow, index: int, function: RewardFunction, verdicts: Mapping[str, Sequence[Verdict]]
 ) -> RolloutRow | Score:
-    """The row as the function sees it, or its score if `where` or the gate decides without a call."""
+    """The row as the function sees it, or its score without a call: by `where`, the gate or a failed environment."""
     terms = function.settings
-    if not terms.applies(row.group.prompt.columns):
+    if row.rollout.finish.failed or not terms.applies(row.group.prompt.columns):
         return UNSCORED
     if terms.gate:
         gate = verdicts[terms.gate][index]
@@ -287,9 +287,10 @@ class UnscoredRows:
             return
         functions = ", ".join(name for name, weight in zip(grades.names, grades.weights, strict=True) if weight)
         for group, unscored in zip(groups, grades.rewards.isnan().all(dim=1).tolist(), strict=True):
-            if not unscored or not functions or group.prompt.id in self.named:
+            asked = sum(not rollout.finish.failed for rollout in group.rollouts)
+            if not unscored or not functions or not asked or group.prompt.id in self.named:
                 continue
-            said = f"{functions} returned None for all {len(group.rollouts)} completions"
+            said = f"{functions} returned None for all {asked} completions"
             message = f"prompt {group.prompt.id}: no reward applies: {said}"
             if self.what_then == "stop":
                 raise RunError(f"{message}. Add a reward, remove such rows, or set grading.on_unscored_row = warn.")

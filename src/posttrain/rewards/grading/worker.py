@@ -19,7 +19,7 @@ from typing import Any
 
 from posttrain.errors import RunError, UserError
 from posttrain.rewards.grading.call_log import LOGS
-from posttrain.rewards.grading.calls import NEVER, Call, Deadline, Result, after, reward_arguments
+from posttrain.rewards.grading.calls import ENVIRONMENT, NEVER, Call, Deadline, Result, after, reward_arguments
 from posttrain.rewards.grading.function import FunctionSource, ScoringFailure, TrainerState
 from posttrain.rewards.grading.worker_process import MOST_BYTES, NotWritableError, message_bytes, result_from, to_json
 from posttrain.sandbox.inside.frames import ChannelClosed
@@ -188,6 +188,8 @@ def payload(call: Call) -> bytes:
     request: dict[str, object] = {"one_by_one": call.wanted.one_by_one, "count": len(call.rows)}
     request |= {"reward": call.function.name, "logs": logs}
     where = f"reward {call.function.name!r} runs in a worker"
+    if given.pop(ENVIRONMENT, None) is not None and ENVIRONMENT in call.wanted.required:
+        raise UserError(f"{where}, and an `environment` stays in its process. Remove `workers` or the argument.")
     if "trainer_state" in given:
         state = given.pop("trainer_state")
         if not isinstance(state, TrainerState):

@@ -117,7 +117,9 @@ class GRPOConfig(SampledFields):
     entropy_coef_max: Annotated[float, IDLE_ENTROPY] = 1.0
     entropy_coef_delta: Annotated[float, IDLE_ENTROPY] = 0.005
     entropy_target: Annotated[float, IDLE_ENTROPY] = 0.2
-    max_tool_calling_iterations: Annotated[int | None, idle("completions call no tools here.")] = None
+    max_tool_calling_iterations: Annotated[
+        int | None, ints(0), sets("rollout.max_turns", "one more: the turn behind the last call")
+    ] = None
     vllm_importance_sampling_correction: Annotated[bool, SHARED] = True
     vllm_importance_sampling_mode: Annotated[str, SHARED] = "sequence_mask"
     vllm_importance_sampling_clip_max: Annotated[float | None, SHARED] = 3.0

@@ -1,0 +1,72 @@
+"""replies.jsonl: what an environment replied that is not reproducible, so that a resumed step replies the same.
+
+    {"place": "step", "purpose": "rollout", "step": 7, "draw": 3, "exchanges": [[{"said": "", "reply": null, …}, …], …]}
+
+One line for each group, written before anything reads its completions: for every completion its exchanges, that of
+`reset` first.  A resume reads lines of steps that it takes again and adds to the file; the last line of a group counts.
+A reply to other words than the journal's is asked for anew.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from posttrain.environments.protocol import Reply, Said
+from posttrain.environments.workers import Exchange
+from posttrain.errors import RunError
+from posttrain.runs.files import LineJournal
+from posttrain.runs.run_folder import REPLIES, RunFolder
+from posttrain.turns import ToolCall
+
+KEY = ("place", "purpose", "step", "draw")
+
+
+class ReplyFile:
+    """The `ReplyJournal` of a run, which knows the lines that were there when it was opened."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder, self.place = folder, "step"
+        records = LineJournal(folder.path / REPLIES).records() if folder.begun else []
+        self.known = {tuple(record.get(name) for name in KEY): record.get("exchanges") for record in records}
+
+    @contextmanager
+    def at(self, place: str) -> Iterator[None]:
+        """Another place than the steps of the run: evaluations use the same streams again and again."""
+        before, self.place = self.place, place
+        try:
+            yield
+        finally:
+            self.place = before
+
+    def get(self, purpose: str, step: int, draw: int) -> Sequence[Sequence[Exchange]] | None:
+        """The exchanges of each completion of a draw, `reset` first; None if that group was not finished."""
+        exchanges: Any = self.known.get((self.place, purpose, step, draw))
+        if exchanges is None:
+            return None
+        try:
+            return [[exchange_of(each) for each in of_completion] for of_completion in exchanges]
+        except (TypeError, KeyError, AttributeError) as error:
+            path = self.folder.path / REPLIES
+            raise RunError(f"{path}: step {step}, draw {draw}: damaged.  Restore the file or delete it.") from error
+
+    def put(self, purpose: str, step: int, draw: int, exchanges: Sequence[Sequence[Exchange]]) -> None:
+        """Keep those of a group that is done, before anything reads it."""
+        record = dict(zip(KEY, (self.place, purpose, step, draw), strict=True))
+        listed = [[asdict(each) for each in of_completion] for of_completion in exchanges]
+        try:
+            self.folder.append_reply({**record, "exchanges": listed})
+        except (TypeError, ValueError) as error:
+            fault = f"a reply of step {step} is not plain data, so it cannot be kept ({error})"
+            remedy = "Reply with text or messages of plain data, or set reproducible = True on the class"
+            raise RunError(f"environment: {fault}.  {remedy}.") from error
+
+
+def exchange_of(record: Mapping[str, Any]) -> Exchange:
+    given = record["reply"]
+    reply = None
+    if given is not None:
+        content: Said = given["content"] if isinstance(given["content"], str) else tuple(given["content"])
+        calls = tuple(ToolCall(**call) for call in given["calls"])
+        reply = Reply(content=content, reward=given["reward"], done=given["done"], calls=calls)
+    return Exchange(said=record["said"], reply=reply, failure=record["failure"], seconds=record["seconds"])
