@@ -8,7 +8,7 @@ from typing import Any, Literal
 from posttrain.binding import arguments_for, bind, is_name_in_file, object_in_file, object_in_module
 from posttrain.environments.chat_turns import SHORT, TOOL, USER, ChatTurns
 from posttrain.environments.openenv import OpenEnvEnvironment, require_server
-from posttrain.environments.protocol import Environment, Environments, nothing
+from posttrain.environments.protocol import Environment, Environments, Own, nothing
 from posttrain.environments.template_check import rewritten_turn
 from posttrain.environments.text_turns import TextTurns
 from posttrain.environments.tool_calls import CallReader, call_id
@@ -20,8 +20,6 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.environment import EnvironmentOptions
 from posttrain.schemas import Schema, did_you_mean
 
-Own = Environments | Callable[..., Environment] | None
-"""What Python gives as `environment`: a class, a factory, or all that is known of one."""
 MultiTurn = Literal["refuse", "append"]
 
 

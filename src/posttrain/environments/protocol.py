@@ -86,6 +86,10 @@ class Environments:
     """Ends what the environments share, such as a sandbox; called once, with the session."""
 
 
+Own = Environments | Callable[..., Environment] | None
+"""What Python gives as `environment`: a class, a factory, or all that is known of one."""
+
+
 @runtime_checkable
 class TurnRenderer(Protocol):
     """From what is said to tokens and back.  Only what is new is rendered and encoded; earlier ids stay."""

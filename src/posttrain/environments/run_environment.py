@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from posttrain.environments.protocol import Own
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
 from posttrain.options.environment import EnvironmentOptions
@@ -13,7 +14,6 @@ from posttrain.options.sandbox import SandboxOptions
 from posttrain.records import Prompt
 
 if TYPE_CHECKING:
-    from posttrain.environments.making import Own
     from posttrain.environments.method_tools import MethodTools
     from posttrain.environments.tools import Toolbox
     from posttrain.environments.workers import ReplyWorkers

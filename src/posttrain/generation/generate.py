@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.binding import bind
+from posttrain.environments.protocol import Own
 from posttrain.environments.run_environment import RepliesOfRun, ReplySettings
 from posttrain.environments.workers import ReplyWorkers
 from posttrain.errors import UserError
@@ -23,9 +24,6 @@ from posttrain.options.bounds import refuse_unread
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import SamplingOptions
 from posttrain.records import Group, Prompt
-
-if TYPE_CHECKING:
-    from posttrain.environments.making import Own
 
 Messages = Sequence[Mapping[str, object]]
 
@@ -41,7 +39,7 @@ def generate(
     tokenizer: PreTrainedTokenizerBase | None = None,
     group_size: int = 1,
     seed: int = 0,
-    environment: "Own" = None,
+    environment: Own = None,
     tools: Sequence[str | Callable[..., Any]] = (),
     tools_at: Mapping[str, str] = NO_TEXTS,
     **sampling: object,

@@ -5,10 +5,11 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config
+from posttrain.environments.protocol import Own
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.models.policy import Policy
@@ -19,9 +20,6 @@ from posttrain.tasks.base import Probe, Reading, Task
 from posttrain.tasks.dataset import Rows
 from posttrain.training.evaluation import Questions, brief_evaluation, full_evaluation, num_completions
 from posttrain.training.session import CallerObjects, Rewards, Session, Tools, open_session
-
-if TYPE_CHECKING:
-    from posttrain.environments.making import Own
 
 SHOWN = 3
 """Held-out problems whose completions are shown before and after."""
@@ -153,7 +151,7 @@ def evaluate(
     rewards: Rewards = (),
     rows: Rows | None = None,
     held_out_rows: Rows | None = None,
-    environment: "Own" = None,
+    environment: Own = None,
     tools: Tools = (),
     progress: Progress | None = None,
 ) -> dict[str, object]:

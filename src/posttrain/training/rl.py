@@ -3,12 +3,13 @@
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from torch import Tensor
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config
+from posttrain.environments.protocol import Own
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine, EngineElsewhere
 from posttrain.generation.parity import gap_metrics
@@ -49,9 +50,6 @@ from posttrain.training.session import (
 from posttrain.training.staleness import collecting, require_ahead
 from posttrain.training.trained import RunState
 
-if TYPE_CHECKING:
-    from posttrain.environments.making import Own
-
 
 def train(
     config: Config,
@@ -63,7 +61,7 @@ def train(
     rewards: Rewards = (),
     rows: Rows | None = None,
     held_out_rows: Rows | None = None,
-    environment: "Own" = None,
+    environment: Own = None,
     tools: Tools = (),
     watchers: Sequence[Watcher] = (),
     resume: bool = False,
@@ -342,7 +340,7 @@ class TrainArguments(TypedDict, total=False):
     rewards: Rewards
     rows: Rows | None
     held_out_rows: Rows | None
-    environment: "Own"
+    environment: Own
     tools: Tools
     watchers: Sequence[Watcher]
     resume: bool

@@ -14,6 +14,7 @@ from posttrain.config import Config
 from posttrain.config.reading import resolved_config
 from posttrain.config.recipes import short_reward
 from posttrain.config.sections import require_one_turn
+from posttrain.environments.protocol import Own
 from posttrain.environments.run_environment import RepliesOfRun, ReplySettings, RunEnvironment
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine, close_engine, load_checked, own_engine, require_engine, require_room_for
@@ -44,7 +45,6 @@ from posttrain.training.session_task import task_of
 from posttrain.training.trained import RunState, Trained
 
 if TYPE_CHECKING:
-    from posttrain.environments.making import Own
     from posttrain.environments.method_tools import MethodTools
 
 Tools = Sequence[str | Callable[..., Any]]
