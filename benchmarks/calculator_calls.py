@@ -30,7 +30,8 @@ import sums_task
 from posttrain.environments.tools import toolbox_of
 from posttrain.tasks.arithmetic_task import ONE_LINE, Addition, last_written_number, working
 
-CALL, TURN = "<tool_call>", "<|assistant|>"
+Conversation = Sequence[Mapping[str, Any]]
+CALL = "<tool_call>"
 RESULT = "The result is {}."
 COST = 0.2
 HELD_OUT = 64
@@ -46,36 +47,39 @@ def calculator(expression: str) -> str:
     return str(Random(expression).randrange(20, 900))
 
 
-def last_turn(completion: str) -> str:
-    return completion.rpartition(TURN)[2]
+def calls(message: Mapping[str, Any]) -> bool:
+    """Whether a turn has a call, one that cannot be read included."""
+    return "tool_calls" in message or CALL in message["content"]
 
 
-def called(completion: str) -> bool:
-    return CALL in completion
+def called(completion: Conversation) -> bool:
+    return any(calls(message) for message in completion)
 
 
-def right_answer(completions: Sequence[str], answer: Sequence[str], **_columns: object) -> list[float]:
-    """Whether the last turn ends with the right number."""
-    turns = [last_turn(text) for text in completions]
-    return [
-        float(not called(turn) and last_written_number(turn) == expected)
-        for turn, expected in zip(turns, answer, strict=True)
-    ]
+def right_answer(completions: Sequence[Conversation], answer: Sequence[str], **_columns: object) -> list[float]:
+    """Whether the last turn is the policy's and ends with the right number."""
+    ends = [messages[-1] for messages in completions]
+    said = ["" if end["role"] == "tool" or calls(end) else last_written_number(end["content"]) for end in ends]
+    return [float(number == expected) for number, expected in zip(said, answer, strict=True)]
 
 
-def call_cost(completions: Sequence[str], **_columns: object) -> list[float]:
+def call_cost(completions: Sequence[Conversation], **_columns: object) -> list[float]:
     """What a call costs."""
-    return [-COST if called(text) else 0.0 for text in completions]
+    return [-COST if called(each) else 0.0 for each in completions]
 
 
-def calls_needed(completions: Sequence[str], needs_call: Sequence[bool], **_columns: object) -> list[float | None]:
+def calls_needed(
+    completions: Sequence[Conversation], needs_call: Sequence[bool], **_columns: object
+) -> list[float | None]:
     """Of products, whether there was a call."""
-    return [float(called(text)) if needs else None for text, needs in zip(completions, needs_call, strict=True)]
+    return [float(called(each)) if needs else None for each, needs in zip(completions, needs_call, strict=True)]
 
 
-def calls_unneeded(completions: Sequence[str], needs_call: Sequence[bool], **_columns: object) -> list[float | None]:
+def calls_unneeded(
+    completions: Sequence[Conversation], needs_call: Sequence[bool], **_columns: object
+) -> list[float | None]:
     """Of additions, whether there was a call."""
-    return [None if needs else float(called(text)) for text, needs in zip(completions, needs_call, strict=True)]
+    return [None if needs else float(called(each)) for each, needs in zip(completions, needs_call, strict=True)]
 
 
 def questions() -> Iterator[dict[str, Any]]:
