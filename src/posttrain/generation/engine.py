@@ -127,7 +127,7 @@ class EngineElsewhere(Engine, Protocol):
         """End what it holds; closing twice does nothing."""
 
 
-def close_engine(engine: Engine) -> None:
+def close_engine(engine: Engine | None) -> None:
     if isinstance(engine, EngineElsewhere):
         engine.close()
 

@@ -11,7 +11,7 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config
 from posttrain.environments.protocol import Own
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine, EngineElsewhere
+from posttrain.generation.engine import Engine
 from posttrain.generation.parity import gap_metrics
 from posttrain.models.policy import Policy
 from posttrain.ranks.joining import joined
@@ -156,9 +156,6 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
     run = config.run
     folder = RunFolder.resume(run.folder) if start.resume else RunFolder.claim(run.folder, overwrite=run.overwrite)
 
-    if isinstance(session.engine, EngineElsewhere):
-        session.engine.transfer_in(folder.path / "weights")
-
     def stop_early() -> bool:
         patience, limit = config.run.early_stop_evaluations, config.run.token_limit
         out_of_patience = patience is not None and state.evaluations_since_best >= patience
@@ -182,7 +179,7 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
         if inputs.changes:
             folder.write_inputs(inputs)
             notes += inputs.notes
-        session.load_weights()
+        session.load_weights(transfer=folder.path / "weights")
         session.keep_replies(ReplyFile(folder))
         if not state.before:
             if config.update.optimizer_from:  # a resumed run has it in its checkpoints, from step 0 on

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from posttrain.algorithms.algorithm import Algorithm
@@ -17,7 +18,15 @@ from posttrain.config.sections import require_one_turn
 from posttrain.environments.protocol import Own
 from posttrain.environments.run_environment import RepliesOfRun, ReplySettings, RunEnvironment
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine, close_engine, load_checked, own_engine, require_engine, require_room_for
+from posttrain.generation.engine import (
+    Engine,
+    EngineElsewhere,
+    close_engine,
+    load_checked,
+    own_engine,
+    require_engine,
+    require_room_for,
+)
 from posttrain.generation.parity import engine_in_parity
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.loading.new_model import policy_of_run
@@ -200,8 +209,13 @@ class Session:
             for close in (self.resources.close, self.threads.release, self.opened.close, self.collector.close):
                 last.callback(close)  # the last one first
 
-    def load_weights(self, version: int | None = None) -> None:
-        """Give the engine the current weights, of `version` updates.  Raises RunError if it keeps others."""
+    def load_weights(self, version: int | None = None, *, transfer: Path | None = None) -> None:
+        """Give the engine the current weights, of `version` updates.  Raises RunError if it keeps others.
+
+        From now on it writes files of weights to the folder `transfer`, if it writes any.
+        """
+        if transfer is not None and isinstance(self.engine, EngineElsewhere):
+            self.engine.transfer_in(transfer)
         self.policy.require_as_made()  # an engine elsewhere does not see it
         load_checked(self.engine, self.learner.weights(), self.learner.num_updates if version is None else version)
 
@@ -276,12 +290,10 @@ def open_session(
         )
         environment = answers.open(lambda: longest_prompts(task))
         longest = config.rollout.max_completion_tokens + longest_of(task)
-        if environment.workers is not None:  # replies are of any length
-            longest = policy.max_positions
+        longest = longest if environment.workers is None else policy.max_positions  # replies are of any length
         with ranks.leading("open", longest):
             engine, policy = engine_of(config, caller, policy, longest)
-            if caller.engine is None:
-                replies.callback(close_engine, engine)
+            replies.callback(close_engine, None if caller.engine else engine)
             algorithm = caller.algorithm or build_algorithm(config.algorithm)
             learner = learner_of(config, caller, policy, algorithm)
         rewards = rewards_of(config, caller.functions, task, policy, replies_pay=environment.rewards)
