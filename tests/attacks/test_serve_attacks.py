@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -257,6 +257,25 @@ def test_a_body_that_is_too_large_is_read_past_and_its_client_told(server: Model
 )
 def test_the_scheme_of_a_token_may_be_in_small_letters(locked: ModelServer, brought: str, status: int) -> None:
     assert raw(locked.port, f"GET /v1/models HTTP/1.1{HOST}\r\nAuthorization: {brought}") == status
+
+
+QUIET: dict[str, str] = {
+    "nothing": "",
+    "half a head": f"GET /v1/models HTTP/1.1{HOST}",
+    "half a body": f"POST /v1/completions HTTP/1.1{HOST}\r\nContent-Type: application/json\r\n"
+    "Content-Length: 9\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("sent", QUIET.values(), ids=QUIET)
+def test_a_connection_on_which_nothing_comes_is_closed(
+    sent: str, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posttrain.server.listening.QUIET_SECONDS", 0.3)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as made:
+        made.sendall(sent.replace("PORT", str(server.port)).encode())
+        with suppress(ConnectionResetError):
+            assert made.recv(1) == b""
 
 
 def test_all_of_this_machines_own_addresses_need_no_token() -> None:

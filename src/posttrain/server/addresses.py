@@ -20,9 +20,10 @@ def serve_extra(who: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] not in EXTRA:
+        package = str(error.name).partition(".")[0]
+        if package not in EXTRA:
             raise
-        raise UserError(f"{who}: {error.name} is not installed.  Run `pip install 'posttrain[serve]'`.") from error
+        raise UserError(f"{who}: {package} is not installed.  Run `pip install 'posttrain[serve]'`.") from error
 
 
 def is_loopback(host: str) -> bool:
