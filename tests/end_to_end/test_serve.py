@@ -1,8 +1,6 @@
 """`posttrain serve`: a real server over the bundled model, asked as OpenAI's clients ask."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -377,26 +375,3 @@ def test_a_short_request_joins_a_long_one_and_is_answered_before_it(server: Mode
         assert asked(server, "/v1/completions", short)[0] == 200
         assert not under_way.done()
         assert under_way.result()[0] == 200
-
-
-WITHOUT = """
-import sys
-sys.modules[{module!r}] = None
-from posttrain.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.parametrize("module", ["starlette", "uvicorn"])
-def test_without_the_extra_the_command_names_what_installs_it(module: str) -> None:
-    command = [sys.executable, "-c", WITHOUT.format(module=module), "serve", "bundled"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    said = f"posttrain: posttrain serve: {module} is not installed.  Run `pip install 'posttrain[serve]'`.\n"
-    assert (ended.returncode, ended.stderr) == (2, said)
-
-
-def test_votes_in_the_terminal_need_no_extra() -> None:
-    program = (
-        "import sys; from posttrain.commands.collection import ballot; print({'starlette', 'uvicorn'} & {*sys.modules})"
-    )
-    assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=120) == "set()\n"
