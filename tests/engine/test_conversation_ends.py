@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from posttrain.environments.protocol import Reply
+from posttrain.environments.workers import ReplyWorkers
 from posttrain.errors import RunError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy
@@ -17,6 +18,7 @@ from posttrain.records import Finish, Rollout
 from posttrain.training.update import group_logprobs
 from posttrain.turns import ToolCall
 from tests.support.refusals import refused
+from tests.support.stages import stages_with
 from tests.support.tiny import STOP_IDS, VOCAB, request, some_prompts, through_its_own_forward, tiny_policy
 from tests.support.turns import conversations, environments
 
@@ -266,3 +268,31 @@ def test_an_environment_is_closed_once_however_it_ended() -> None:
             break
         time.sleep(0.01)
     assert [each.closed for each in made] == [1] * 4
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_failures_are_counted_over_all_rounds_of_a_step(share: float) -> None:
+    """Of 20 completions in each of four rounds 2, 4, 5 and 5 fail: each round by itself is within a tenth so far."""
+    made_of_round = iter([2, 4, 5, 5])
+
+    class Round:
+        left = 0
+        made = 0
+
+        def make(self) -> Scripted:
+            if self.made % 20 == 0:
+                self.left = next(made_of_round)
+            self.made, self.left = self.made + 1, self.left - 1
+            return Scripted(adds=raises if self.left >= 0 else None)
+
+    stages = stages_with(
+        {"name": "dapo", "overlong": None, "resample": {"max_rounds": 3}},
+        lambda completions, **columns: [1.0] * len(completions),
+    )
+    with ReplyWorkers(environments(Round().make, workers=1, max_failures=share, max_turns=1)) as workers:
+        stages.collector.workers = workers
+        if share == 0.3:
+            assert sum(each.finish.failed for g in stages.collected().sampled for each in g.rollouts) == 16
+        else:
+            with refused("16 of 80 completions failed", "max_failures = 0.1", error=RunError):
+                stages.collected()

@@ -8,7 +8,7 @@ from torch import Tensor
 from posttrain.algorithms.advantages import sums_differ
 from posttrain.algorithms.algorithm import Resample
 from posttrain.environments.workers import ReplyWorkers
-from posttrain.generation.conversations import sample_conversations
+from posttrain.generation.conversations import require_few_failures, sample_conversations
 from posttrain.generation.engine import Engine
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.options.reward import GradingOptions
@@ -63,8 +63,13 @@ class CollectedStep:
         return completion_tokens(self.groups)
 
     @property
+    def sampled(self) -> list[Group]:
+        """All groups, replaced ones included."""
+        return [*self.groups, *(group for groups, _ in self.replaced for group in groups)]
+
+    @property
     def num_sampled_tokens(self) -> int:
-        return self.num_completion_tokens + sum(completion_tokens(groups) for groups, _ in self.replaced)
+        return completion_tokens(self.sampled)
 
 
 def completion_tokens(groups: Sequence[Group]) -> int:
@@ -111,7 +116,12 @@ class Collector:
             replaced.append(([groups[i] for i in out], grades.select(out)))
             groups = [groups[i] for i in kept] + new_groups
             grades = grades.select(kept).joined(new_grades)
-        return CollectedStep(step=step, groups=groups, grades=grades, replaced=replaced)
+        collected = CollectedStep(step=step, groups=groups, grades=grades, replaced=replaced)
+        if self.workers is not None:  # over all rounds, each of which was looked at by itself
+            rollouts = [rollout for group in collected.sampled for rollout in group.rollouts]
+            failures = [rollout.failure for rollout in rollouts if rollout.finish.failed]
+            require_few_failures(self.workers.environments, failures, len(rollouts))
+        return collected
 
     def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout") -> GroupRequest:
         options = self.settings.rollout
