@@ -2,16 +2,20 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import starmap
+from typing import TYPE_CHECKING
 
+from posttrain.binding import constructed
 from posttrain.commands.arguments import split_arguments
-from posttrain.commands.flags import CommandSpec, read_flags
+from posttrain.commands.flags import COMMAND_LINE, CommandSpec, read_flags
 from posttrain.config.recipes import kind_of_reward
 from posttrain.errors import RunError, UserError
 from posttrain.options.bounds import Bounded, PositiveFloat
 from posttrain.options.dataset import DatasetOptions
+from posttrain.options.environment import EnvironmentOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.task import TASK_OPTIONS
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
@@ -20,16 +24,24 @@ from posttrain.rewards.cheap_attacks import JUDGE, SHAPING, Answer, AttackExampl
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import CHAT_HINT, NEVER, RolloutRow, read_result
 from posttrain.rewards.grading.dispatch import dispatch
+from posttrain.rewards.grading.environment_reward import ENVIRONMENT_REWARD
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
 from posttrain.rewards.grading.grade import DEFAULTS, PendingScores, checked_verdicts, grade, marks_in
 from posttrain.rewards.grading.resources import ChecksRows, Resources
 from posttrain.rewards.grading.worker_process import NotWritableError, to_json
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
+from posttrain.schemas import Schema, record_class, record_of
 from posttrain.tasks.dataset import content
 from posttrain.tasks.programs_task import program_row
 from posttrain.tasks.row_files.rows import DatasetRow, read_rows, require_column
 
+if TYPE_CHECKING:
+    from posttrain.environments.workers import ReplyWorkers
+
 MOST_ROWS = 20
+MOST_TURNS = 4
+"""Turns in which an answer is said to an environment."""
+REPLIES = record_class(Schema(EnvironmentOptions))
 CHAT_FLAG = "(reads messages and gets text: --chat here, --task.prompt-format chat in training)"
 EXAMPLES = {**cheap_attacks.EXAMPLES, **SHAPING}
 """By reward: what can be tried with this package alone."""
@@ -64,14 +76,17 @@ PROGRAM = CommandSpec(
     description="Replay right answers and cheap tricks against a reward and show what it pays for each.  REWARD is a"
     " reward or task of this package, FILE.py:FUNCTION, package.module:FUNCTION, `judge`, or a reward model (FOLDER or"
     " org/name).  For a penalty a right answer is one that goes free and a trick is one that is fined.  A reward model"
-    " has no fixed scale: it pays a trick that scores at least as much as the row's own answer.  Exit code 0 if every"
-    " right answer is paid and no trick is, else 1.",
+    " has no fixed scale: it pays a trick that scores at least as much as the row's own answer.  With"
+    f" --environment.path an environment replies: each answer is said in every turn, at most {MOST_TURNS} times, and"
+    " REWARD may be `environment`, what the replies pay.  Exit code 0 if every right answer is paid and no trick is,"
+    " else 1.",
     switches=CheckSwitches(),
 )
 READ_BY = {
     "model": ("rows", "label", "prompt_column", "chat"),
     "function": ("rows", "prompt_column", "chat", "seconds"),
     "judge": ("endpoint", "model", "key_env"),
+    "environment": ("rows", "prompt_column", "chat"),
 }
 """Switches by what is tried; a reward of this package reads `rows` if it can check them."""
 
@@ -116,8 +131,10 @@ class Payment:
 def main(arguments: Sequence[str]) -> int:
     """Print the table as it comes; the exit code says whether all is well."""
     name, given = split_arguments(arguments, PROGRAM).only("REWARD")
-    _, switches = read_flags(given.flags, PROGRAM, {})
-    function, examples = found(name, switches)
+    layer, switches = read_flags(given.flags, PROGRAM, {"environment": REPLIES()})
+    record = record_of(REPLIES, layer.sections.get("environment", {}), where=f"{COMMAND_LINE}: environment")
+    environment = constructed(record, f"{COMMAND_LINE}: environment.")
+    function, examples = found(name, switches, replies=environment.is_given)
     kind = "model" if kind_of_reward(name) == "model" else "function" if ":" in name else name
     read = READ_BY.get(kind, ("rows",) if isinstance(function.call, ChecksRows) else ())
     for each in fields(CheckSwitches):
@@ -131,7 +148,8 @@ def main(arguments: Sequence[str]) -> int:
             rows = [program_row(row) if name == "programs" else row for row in read_rows(switches.rows)]
             checked.check_rows([(row.where, row.columns) for row in rows], resources)
             print(f"{switches.rows}: nothing is wrong with the tests of its {len(rows)} rows", flush=True)
-        paid = replayed(function, examples, resources)
+        with listeners(environment) as workers:
+            paid = replayed(function, examples, resources, workers)
     lost = {each.answer.label for each in paid if each.lost}
     if lost:
         print(f"not answered, and left out for the rows that follow: {', '.join(sorted(lost))}")
@@ -143,7 +161,29 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if wrong else 0
 
 
-def replayed(function: RewardFunction, examples: Sequence[AttackExample], resources: Resources) -> list[Payment]:
+@contextmanager
+def listeners(options: EnvironmentOptions) -> "Iterator[ReplyWorkers | None]":
+    """What replies to answers; None where nothing does."""
+    if not options.is_given:
+        yield None
+        return
+    from posttrain.environments.making import made_once
+    from posttrain.environments.protocol import Environments
+    from posttrain.environments.workers import ReplyWorkers
+    from posttrain.generation.spoken_text import ByteTurns
+
+    name, make, _ = made_once(options)
+    environments = Environments(name=name, make=make, options=options, renderer=ByteTurns(), max_turns=MOST_TURNS)
+    with ReplyWorkers(environments) as workers:
+        yield workers
+
+
+def replayed(
+    function: RewardFunction,
+    examples: Sequence[AttackExample],
+    resources: Resources,
+    workers: "ReplyWorkers | None" = None,
+) -> list[Payment]:
     """What each answer is paid, printed as it comes; one that hangs is not tried on the other rows."""
     paid: list[Payment] = []
     lost: set[str] = set()
@@ -151,21 +191,25 @@ def replayed(function: RewardFunction, examples: Sequence[AttackExample], resour
         for answer in example.answers:
             if answer.label in lost:
                 continue
-            payment = tried(function, example, answer, resources)
+            payment = tried(function, example, answer, resources, workers)
             if payment.slow and not payment.lost:  # the first call may have started a sandbox or a worker
-                payment = tried(function, example, answer, resources)
+                payment = tried(function, example, answer, resources, workers)
             paid.append(payment)
             print(paid[-1].line(), flush=True)
             lost |= {answer.label} if paid[-1].lost else set()
     return paid
 
 
-def found(name: str, switches: CheckSwitches) -> tuple[RewardFunction, list[AttackExample]]:
-    """The reward, and the rows and answers to try it with."""
+def found(name: str, switches: CheckSwitches, *, replies: bool) -> tuple[RewardFunction, list[AttackExample]]:
+    """The reward, and the rows and answers to try it with; `replies` says that an environment replies to them."""
+    if name == ENVIRONMENT_REWARD.name and replies:
+        return ENVIRONMENT_REWARD, from_rows(switches)
     if kind_of_reward(name) == "model":
         return reward_model(name, switches)
     if ":" in name:
         examples = from_rows(switches)
+        if replies:  # whose objects no other process sees
+            return load_reward(RewardOptions(path=name)), examples
         return users_function(name, examples, switches.seconds), examples
     reward = TASK_REWARDS.get(name, name)
     if reward == "judge":
@@ -244,7 +288,13 @@ def from_rows(switches: CheckSwitches) -> list[AttackExample]:
     return examples
 
 
-def tried(function: RewardFunction, example: AttackExample, answer: Answer, resources: Resources) -> Payment:
+def tried(
+    function: RewardFunction,
+    example: AttackExample,
+    answer: Answer,
+    resources: Resources,
+    workers: "ReplyWorkers | None" = None,
+) -> Payment:
     """What one answer is paid; the error of a function that raises or does not return."""
     columns, messages = dict(example.columns), example.messages
     prompt = Prompt(id="check", text=example.prompt, tokens=(0,), columns=columns, messages=messages)
@@ -252,6 +302,9 @@ def tried(function: RewardFunction, example: AttackExample, answer: Answer, reso
     group = Group(prompt=prompt, draw=0, rollouts=rollouts)
     began = time.perf_counter()
     try:
+        if workers is not None:
+            group = with_replies(group, answer, workers)
+            began = time.perf_counter() - sum(turn.seconds for turn in group.rollouts[0].turns)
         if function.settings.workers:  # without retries: one missed deadline is enough
             pending = PendingScores(function, [RolloutRow(group, group.rollouts[0])], DEFAULTS, NEVER)
             (call,) = pending.calls()
@@ -272,6 +325,17 @@ def tried(function: RewardFunction, example: AttackExample, answer: Answer, reso
         hint = f"  {CHAT_FLAG}" if any(CHAT_HINT in line for line in more) else ""
         return Payment(answer, example, None, time.perf_counter() - began, first[:200] + hint)
     return Payment(answer, example, None if math.isnan(score) else score, time.perf_counter() - began)
+
+
+def with_replies(group: Group, answer: Answer, workers: "ReplyWorkers") -> Group:
+    """The group with the first answer said to an environment.  Raises RunError where that fails."""
+    from posttrain.generation.spoken_text import spoken
+
+    try:
+        said = spoken(group.prompt, answer.text, workers)
+    except RunError as error:
+        raise RunError(f"the environment failed: {str(error).splitlines()[-1]}") from error
+    return replace(said, rollouts=(*said.rollouts, *group.rollouts[1:]))
 
 
 def rollout_of(sample: int, answer: Answer) -> Rollout:
