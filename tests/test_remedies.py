@@ -17,7 +17,7 @@ import pytest
 
 import posttrain
 from posttrain.cli import COMMANDS
-from posttrain.config.sections import section_names
+from posttrain.config.sections import PLAIN, section_names
 from posttrain.options.reward import RewardSettings
 from tests.support.commands import program_of
 from tests.support.pages import attribute
@@ -263,7 +263,8 @@ def flags_and_options(text: str) -> list[str]:
 @cache
 def every_option() -> frozenset[str]:
     """The names of all options of all sections."""
-    return frozenset(each.name for section in SECTIONS for record in records(section) for each in fields(record))
+    kinds = (record for section in SECTIONS - PLAIN.keys() for record in records(section))
+    return frozenset(each.name for record in kinds for each in fields(record))
 
 
 def test_what_messages_name_exists_where_they_are_read() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import posttrain.config
 import posttrain.options
+from posttrain.commands.chat import ChatConfig
 
 SETTINGS = ("posttrain.options.", "posttrain.config.")
 """Where options check themselves and each other, which is not yet an effect."""
@@ -41,7 +42,8 @@ def recorded_reads() -> Iterator[set[tuple[str, str]]]:
 
 
 def option_classes() -> Iterator[type]:
-    """The dataclasses of posttrain.options and posttrain.config."""
+    """The dataclasses of posttrain.options and posttrain.config, and the config of `chat`."""
+    yield ChatConfig
     for package in (posttrain.options, posttrain.config):
         for module in iter_modules(package.__path__, f"{package.__name__}."):
             for found in vars(import_module(module.name)).values():

@@ -185,7 +185,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def untimed(record: Mapping[str, Any]) -> dict[str, Any]:
     """A metrics line without what the clock decides: docs/metrics.md names these."""
-    timed = ("step_time", "tokens_per_second", "seconds/")
+    timed = ("step_time", "tokens_per_second", "seconds/", "environment/reply_seconds", "environment/slowest_reply")
     return {name: value for name, value in record.items() if not name.startswith(timed)}
 
 

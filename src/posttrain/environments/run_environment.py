@@ -54,7 +54,7 @@ class RunEnvironment:
         if self.workers is None:
             return []
         environments, options = self.workers.environments, self.workers.environments.options
-        kept = "" if environments.reproducible else "; replies are kept in replies.jsonl"
+        kept = "" if environments.reproducible else "; the run keeps replies for a resume"
         limits = f"at most {environments.max_turns} turns, {options.seconds:g} s a reply, {options.workers} at a time"
         return [f"replies    {environments.name}: {limits}{kept}", *(f"           {n}" for n in environments.notes)]
 

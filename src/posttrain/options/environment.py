@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from posttrain.options.bounds import Bounded, PositiveFloat, PositiveInt, Rule, Share
+from posttrain.options.bounds import Bounded, PositiveFloat, PositiveInt, Share
 from posttrain.schemas import require_no_password
 
 
@@ -24,10 +24,6 @@ class EnvironmentOptions(Bounded):
     """Replies that are made at the same time."""
     max_failures: Share = 0.05
     """Largest share of a step's completions that may end as `failed`; above it the run stops."""
-
-    rules = (
-        Rule("url", lambda o: not (o.url and o.path), "is an environment, and so is path = {o.path}.  Leave one out."),
-    )
 
     def __post_init__(self) -> None:
         require_no_password(self.url, "url", "Use the server's plain address; no password is sent to it.")

@@ -34,7 +34,7 @@ PROCESS, SAMPLED = "process_rewards", "sampled"
 VERSION, SPANS = "weights_version", "weights_versions"
 SUMS = "posttrain.rewards"
 """The metadata with the weights and bounds of the reward functions in that step, as JSON."""
-TURNS = ("turn_ends", "turn_given", "turn_rewards", "turn_seconds", "turn_calls", "failure")
+TURNS = ("turn_ends", "turn_given", "turn_rewards", "turn_calls", "failure")
 EXACT = 2**53
 """The largest integer below which a float64 represents all integers."""
 
@@ -137,7 +137,6 @@ TYPES = {
     "turn_ends": "int32 list",
     "turn_given": "int32 list",
     "turn_rewards": "double list",
-    "turn_seconds": "float list",
     "reward": "double",
     "advantage": "double",
     "judged": "double",
@@ -197,7 +196,10 @@ def rollout_columns(step: int, groups: Sequence[Group]) -> dict[str, list[object
 
 
 def turn_columns(rollouts: Sequence[Rollout]) -> dict[str, list[object]]:
-    """The turns of completions with an environment, in lists by turn, and the traceback of one that failed."""
+    """The turns of completions with an environment, in lists by turn, and the traceback of one that failed.
+
+    Without seconds: a resumed run writes the same file.
+    """
     if not any(rollout.has_environment for rollout in rollouts):
         return {}
     turns = [rollout.turns for rollout in rollouts]
@@ -206,7 +208,6 @@ def turn_columns(rollouts: Sequence[Rollout]) -> dict[str, list[object]]:
         "turn_ends": [[turn.end for turn in each] for each in turns],
         "turn_given": [[turn.num_given for turn in each] for each in turns],
         "turn_rewards": [[turn.reward for turn in each] for each in turns],
-        "turn_seconds": [[turn.seconds for turn in each] for each in turns],
         "turn_calls": [json.dumps(each) for each in calls],
         "failure": [rollout.failure for rollout in rollouts],
     }
@@ -216,10 +217,10 @@ def turns_of(row: Mapping[str, Any]) -> tuple[Turn, ...]:
     """The turns in a row of `turn_columns`; none in a file without them."""
     if row.get("turn_ends") is None:
         return ()
-    listed = (row[name] for name in ("turn_ends", "turn_given", "turn_rewards", "turn_seconds"))
+    listed = (row[name] for name in ("turn_ends", "turn_given", "turn_rewards"))
     return tuple(
-        Turn(end=end, num_given=given, reward=reward, seconds=seconds, calls=tuple(ToolCall(**call) for call in calls))
-        for end, given, reward, seconds, calls in zip(*listed, json.loads(row["turn_calls"]), strict=True)
+        Turn(end=end, num_given=given, reward=reward, calls=tuple(ToolCall(**call) for call in calls))
+        for end, given, reward, calls in zip(*listed, json.loads(row["turn_calls"]), strict=True)
     )
 
 
