@@ -1,9 +1,9 @@
 """Checkpoints: everything the next step reads, so that a resumed run computes the same bits; and torch's threads.
 
-checkpoints/step-000012/ has named tensors (policy.safetensors, optimizer.safetensors, …; no pickle, nothing that can
-run code), state.json with other state of the next step, config.yaml with the recipe and manifest.json (see files.py).
-It is written under a temporary name, synced to the disk and renamed: a folder called step-N is whole, or was damaged
-later, which the hashes show.
+checkpoints/step-000012/ has named tensors (policy.safetensors, optimizer.safetensors, …; of several ranks a file
+shard-*.safetensors from each; no pickle, nothing that can run code), state.json with other state of the next step,
+config.yaml with the recipe and manifest.json (see files.py).  It is written under a temporary name, synced to the disk
+and renamed: a folder called step-N is whole, or was damaged later, which the hashes show.
 """
 
 import json
@@ -11,7 +11,7 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from posttrain.errors import RunError, UserError
+from posttrain.ranks.group import ONE_RANK, RankGroup
 from posttrain.runs import files
 from posttrain.runs.folder import resume_command
 from posttrain.runs.tensor_state import Tensors
@@ -101,11 +102,13 @@ def save(
     *,
     score: float | None = None,
     recipe: str = "",
+    ranks: RankGroup = ONE_RANK,
 ) -> Path:
     """Save a step; when this returns it is on the disk, and until then the earlier ones are.
 
     `prune` keeps those with the best `score` (higher is better); `recipe` is the text of the run's config.  An
-    undamaged checkpoint of the step stays: the same step of the same run has the same bits.
+    undamaged checkpoint of the step stays: the same step of the same run has the same bits.  Each of several ranks
+    writes its parts of the tensors.
     """
     path = folder / f"step-{step:06d}"
     temporary = folder / (files.TEMPORARY + path.name)
@@ -116,8 +119,15 @@ def save(
         remove(temporary)
         temporary.mkdir()
         try:
-            write_files(temporary, tensors, state, recipe)
-            files.write_manifest(temporary, step, score, environment())
+            if ranks.size == 1:
+                write_tensors(temporary, tensors)
+            else:
+                from posttrain.runs.shards import write_shards
+
+                with ranks.leading("write_shards", temporary):
+                    write_shards(temporary, tensors)
+            write_state(temporary, state, recipe)
+            files.write_manifest(temporary, step, score, environment() | {"ranks": ranks.size})
             remove(path)  # damaged, or absent
             temporary.rename(path)
             files.sync_folder(folder)
@@ -126,13 +136,16 @@ def save(
     return path
 
 
-def write_files(path: Path, tensors: Mapping[str, Tensors], state: Mapping[str, object], recipe: str) -> None:
-    """Fill a checkpoint's folder, except for the manifest."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensors]) -> None:
     for stem, named in tensors.items():
         file = path / f"{stem}.safetensors"
         save_file({name: tensor.detach().contiguous() for name, tensor in named.items()}, file)
         with file.open("rb+") as content:
             os.fsync(content.fileno())
+
+
+def write_state(path: Path, state: Mapping[str, object], recipe: str) -> None:
+    """What a checkpoint holds but for tensors and the manifest."""
     files.write_atomically(path / "state.json", json.dumps(dict(state), allow_nan=False).encode())
     if recipe:
         files.write_atomically(path / files.RECIPE, recipe.encode())
@@ -170,16 +183,25 @@ def load_step(folder: Path, step: int, *, command: str = "rl") -> Checkpoint:
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint's listed files.  Raises DamageError where one is not as it was written."""
     manifest = files.require_undamaged(path)
-    stems = [name.removesuffix(".safetensors") for name in manifest.files if name.endswith(".safetensors")]
     with files.reading(path):
         return Checkpoint(
             step=manifest.step,
             path=path,
-            tensors={stem: load_file(path / f"{stem}.safetensors") for stem in stems},
+            tensors=read_tensors(path, manifest.files),
             state=json.loads((path / "state.json").read_bytes()),
             made_with=manifest.made_with,
             recipe=(path / files.RECIPE).read_text(encoding="utf-8") if files.RECIPE in manifest.files else "",
         )
+
+
+def read_tensors(path: Path, names: Iterable[str]) -> Mapping[str, Tensors]:
+    """The whole tensors of a checkpoint, whatever number of ranks wrote them, by file or group."""
+    stems = [name.removesuffix(".safetensors") for name in names if name.endswith(".safetensors")]
+    if any(stem.startswith("shard-") for stem in stems):
+        from posttrain.runs.shards import read_shards
+
+        return read_shards(path)
+    return {stem: load_file(path / f"{stem}.safetensors") for stem in stems}
 
 
 def forget_after(folder: Path, step: int) -> list[int]:
@@ -236,7 +258,7 @@ def environment() -> dict[str, object]:
     }
 
 
-def restore_threads(checkpoint: Checkpoint, threads: ThreadClaim) -> list[str]:
+def restore_threads(checkpoint: Checkpoint, threads: ThreadClaim, ranks: RankGroup = ONE_RANK) -> list[str]:
     """Compute with as many threads as the checkpoint was made with; returns notes on why bits may still differ."""
     recorded = int(str(checkpoint.made_with["threads"]))
     if threads.count not in (0, recorded):
@@ -251,11 +273,13 @@ def restore_threads(checkpoint: Checkpoint, threads: ThreadClaim) -> list[str]:
             f"{checkpoint.path} was made with {recorded} threads, but torch takes only {now['threads']} here.  Remove a"
             " limit such as OMP_THREAD_LIMIT from the environment."
         )
+    now["ranks"] = ranks.size
+    then = {"ranks": 1, **checkpoint.made_with}
     return [
-        f"{name} is {now[name]} here, and was {checkpoint.made_with[name]} when the checkpoint was made: bits may"
-        " differ from those of an uninterrupted run"
-        for name in ("torch", "cpu")
-        if now[name] != checkpoint.made_with[name]
+        f"{name} is {now[name]} here, and was {then[name]} when the checkpoint was made: bits may differ from those of"
+        " an uninterrupted run"
+        for name in ("torch", "cpu", "ranks")
+        if now[name] != then[name]
     ]
 
 

@@ -126,7 +126,7 @@ class Harness:
         if saved is None:
             self.folder.cut_after(-1)
             return ["No checkpoint yet: the run starts again."]
-        notes = checkpoint.restore_threads(saved, threads)
+        notes = checkpoint.restore_threads(saved, threads, self.options.ranks)
         with self.options.ranks.leading("restore", saved.path):
             self.trained.restore(saved)
         removed = checkpoint.forget_after(checkpoints, saved.step)
@@ -275,7 +275,8 @@ class Harness:
         keep, step = self.options.checkpoint, self.trained.step
         recipe = saved_recipe(self.options.config)
         folder, tensors, state = self.folder.checkpoints, self.trained.tensors(), self.trained.state()
-        path = checkpoint.save(folder, step, tensors, state, score=score, recipe=recipe)
+        ranks = self.options.ranks
+        path = checkpoint.save(folder, step, tensors, state, score=score, recipe=recipe, ranks=ranks)
         self._saved = step
         for wrong in checkpoint.prune(folder, keep_last=keep.keep_last, keep_best=int(keep.keep_best)):
             if wrong not in self._reported:

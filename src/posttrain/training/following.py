@@ -27,6 +27,7 @@ from posttrain.runs.harness import TrainedState
 from posttrain.runs.interruption import interruptible
 from posttrain.runs.progress import Clock
 from posttrain.runs.reports import Run
+from posttrain.runs.shards import write_shards
 from posttrain.training.collector import CollectedStep
 from posttrain.training.credited_step import CreditedStep
 from posttrain.training.fit_session import FitSession
@@ -41,6 +42,10 @@ class Follower:
 
     def __init__(self, threads: ThreadClaim) -> None:
         self.threads = threads
+
+    def write_shards(self, folder: Path) -> None:
+        """This rank's parts of a checkpoint."""
+        write_shards(folder, self.trained.tensors())
 
     def restore(self, path: Path) -> None:
         """From a checkpoint, which every rank reads."""

@@ -1,0 +1,47 @@
+"""Tensors of a checkpoint of several ranks: torch.distributed.checkpoint writes each rank's parts, as safetensors.
+
+Each file holds parts of tensors and says in its header where they belong, so that any number of ranks can read them.
+Unlike the usual format of torch.distributed.checkpoint there is no pickle, which could run code.
+"""
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from posttrain.runs.tensor_state import Tensors
+
+BETWEEN = "/"
+"""Between the group of a tensor, such as `policy`, and its name there."""
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensors]) -> None:
+    """Write this rank's parts; on the disk when it returns.  All ranks call it together."""
+    named = {f"{group}{BETWEEN}{name}": tensor for group, some in tensors.items() for name, tensor in some.items()}
+    save(named, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    for file in folder.glob("shard-*"):
+        with file.open("rb+") as content:
+            os.fsync(content.fileno())
+
+
+def read_shards(folder: Path) -> dict[str, dict[str, Tensor]]:
+    """The whole tensors, by group and name, on the CPU."""
+    reader = HuggingFaceStorageReader(str(folder))
+    found: dict[str, Tensor] = {}
+    for name, described in reader.read_metadata().state_dict_metadata.items():
+        assert isinstance(described, TensorStorageMetadata), "only tensors are written"
+        found[name] = torch.empty(described.size, dtype=described.properties.dtype)
+    with warnings.catch_warnings(action="ignore"):  # that no process group is used, which is meant
+        load(found, storage_reader=reader, no_dist=True)
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in found.items():
+        group, _, own = name.partition(BETWEEN)
+        groups.setdefault(group, {})[own] = tensor
+    return groups
