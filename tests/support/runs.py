@@ -30,6 +30,7 @@ from tests.support.pictures import save_blank
 
 SHAPE = NewModelOptions(hidden_size=16, mlp_size=24, num_layers=1, num_heads=2, num_kv_heads=1, max_positions=96)
 NO_ACCIDENT = Accident()
+NOTHING: Mapping[str, str] = {}
 PRELOADED = [
     "posttrain.training.rl",
     "posttrain.training.sft.sft_run",
@@ -111,10 +112,15 @@ class Command:
 
 
 def start(
-    *argv: object, folder: Path, accident: Accident = NO_ACCIDENT, logs: Path | None = None, pictures: bool = False
+    *argv: object,
+    folder: Path,
+    accident: Accident = NO_ACCIDENT,
+    logs: Path | None = None,
+    pictures: bool = False,
+    environment: Mapping[str, str] = NOTHING,
 ) -> Command:
     """Begin `posttrain ARGV` in a folder; what it prints goes there too, or to another one."""
-    work = partial(run_command, [str(each) for each in argv], pictures=pictures)
+    work = partial(run_command, [str(each) for each in argv], pictures=pictures, environment=environment)
     return forked(work, folder=folder, accident=accident, logs=logs or folder)
 
 
@@ -152,8 +158,9 @@ def in_process(work: Callable[[], object], folder: str, log: str, accident: Acci
     sys.exit(code)  # type: ignore[arg-type]
 
 
-def run_command(argv: Sequence[str], *, pictures: bool) -> int:
+def run_command(argv: Sequence[str], *, pictures: bool, environment: Mapping[str, str] = NOTHING) -> int:
     """What `python -m posttrain` does."""
+    os.environ.update(environment)
     from posttrain.cli import main
 
     if not pictures:

@@ -1,0 +1,188 @@
+"""Several ranks by the real commands: the same run as one process, and one end for all where a rank fails."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from posttrain.ranks.group import Dealt, RankGroup
+from tests.support.rank_runs import by_ranks, ended_ranks, start_ranks
+from tests.support.runs import command, metrics_of, rollout_rows, save_tiny_model, tiny_recipe
+
+WAITING = """
+import time
+from pathlib import Path
+from dice import dice
+
+HERE = Path(__file__).parent
+calls = []
+
+def patient(completions, **columns):
+    calls.append("call")
+    if len(calls) == 3:
+        (HERE / "in_step_3").touch()
+        while not (HERE / "go").exists():
+            time.sleep(0.01)
+    return dice(completions)
+"""
+SMALL = {"update": {"tokens_per_microbatch": 128}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("ranks")
+    save_tiny_model(place / "model")
+    return place
+
+
+@pytest.fixture(scope="module")
+def of_two(folder: Path) -> Path:
+    """A run by two ranks."""
+    ended = by_ranks("rl", tiny_recipe(folder / "two", **SMALL), folder=folder)
+    assert ended.code == 0, ended.err
+    return folder / "two" / "run"
+
+
+def weights(run: Path) -> Mapping[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def largest_difference(run: Path, other: Path) -> float:
+    ours, theirs = weights(run), weights(other)
+    assert ours.keys() == theirs.keys()
+    return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
+
+
+def test_two_ranks_sample_the_same_tokens_and_train_the_same_weights_as_one(folder: Path, of_two: Path) -> None:
+    ended = command("rl", tiny_recipe(folder / "one", **SMALL), folder=folder)
+    assert ended.code == 0, ended.err
+    one = folder / "one" / "run"
+    for step in range(1, 5):
+        for ours, theirs in zip(rollout_rows(one, step), rollout_rows(of_two, step), strict=True):
+            same = [name for name in ours if "logprob" not in name]
+            assert [ours[name] for name in same] == [theirs[name] for name in same]
+            assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-5)
+    assert largest_difference(one, of_two) < 1e-6
+    for ours, theirs in zip(metrics_of(one), metrics_of(of_two), strict=True):
+        for name in ("reward", "kl_behaviour", "loss", "grad_norm", "eval/accuracy_sampled", "eval/mean_length"):
+            assert (name in ours) == (name in theirs)
+            assert name not in ours or ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6)
+    manifest = json.loads((of_two / "checkpoints" / "step-000004" / "manifest.json").read_text())
+    assert manifest["made_with"]["ranks"] == 2
+    assert sum(name.startswith("shard-") for name in manifest["files"]) == 2
+
+
+def test_a_killed_rank_ends_all_and_the_run_resumes_to_the_same_bits(folder: Path, of_two: Path) -> None:
+    place = folder / "killed"
+    recipe = tiny_recipe(place, **SMALL, rewards=[{"path": f"{place}/waiting.py:patient", "name": "dice"}])
+    (place / "waiting.py").write_text(WAITING)
+    started = start_ranks("rl", recipe, folder=place)
+    started[0].wait_until((place / "in_step_3").exists)
+    started[1].signal(signal.SIGKILL)
+    killed = time.monotonic()
+    (place / "go").touch()
+    first, other = ended_ranks(started)
+    assert time.monotonic() - killed < 10
+    assert (first.code, other.code) == (1, -signal.SIGKILL)
+    assert "step 3: rank 1 died without a message" in first.err
+    assert "step-000002" in first.err
+    ended = by_ranks("rl", "--resume", place / "run", folder=place)
+    assert ended.code == 0, ended.err
+    assert largest_difference(place / "run", of_two) == 0
+    for step in range(1, 5):
+        assert rollout_rows(place / "run", step) == rollout_rows(of_two, step)
+
+
+def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_back(folder: Path, of_two: Path) -> None:
+    run = folder / "two" / "run"
+    ended = command("rl", "--resume", run, "--from-step", "2", folder=folder)
+    assert ended.code == 0, ended.err
+    assert "ranks is 1 here, and was 2 when the checkpoint was made" in ended.out
+    once = weights(run)
+    ended = by_ranks("rl", "--resume", run, "--from-step", "4", "--run.num-steps", "5", folder=folder)
+    assert ended.code == 0, ended.err
+    assert "ranks is 2 here, and was 1" in ended.out
+    whole = tiny_recipe(folder / "five", **SMALL, run={"num_steps": 5})
+    assert command("rl", whole, folder=folder).code == 0
+    assert largest_difference(folder / "five" / "run", run) < 1e-6
+    assert max((once[name] - each).abs().max().item() for name, each in weights(run).items()) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        pytest.param(("--algorithm.name", "rloo"), "step 1: the batches of rank 1 differ", id="other recipe"),
+        pytest.param(("--reference.path", "nowhere"), "rank 1: reference.path = nowhere", id="missing file"),
+    ],
+)
+def test_an_error_of_rank_1_is_told_by_rank_0_once(
+    folder: Path, last: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe(
+        tmp_path / "run", model={"path": str(folder / "model")}, algorithm={"kl": {"coefficient": 0.1}}
+    )
+    first, other = ended_ranks(start_ranks("rl", recipe, folder=tmp_path, last=last))
+    assert said in first.err
+    assert first.err.count("posttrain:") == 1
+    assert "Traceback" not in first.err + other.err
+    assert first.code
+    assert other.code
+
+
+def test_a_signal_on_one_rank_saves_the_step_and_ends_all(folder: Path) -> None:
+    place = folder / "signal"
+    recipe = tiny_recipe(place, rewards=[{"path": f"{place}/waiting.py:patient", "name": "dice"}])
+    (place / "waiting.py").write_text(WAITING)
+    started = start_ranks("rl", recipe, folder=place)
+    started[0].wait_until((place / "in_step_3").exists)
+    started[1].signal(signal.SIGTERM)
+    (place / "go").touch()
+    first, other = ended_ranks(started)
+    assert (first.code, other.code) == (130, 0)
+    assert "SIGTERM: stopped after step 3; everything is saved" in first.out
+    assert "--ranks 2" in first.out
+
+
+class OneOfSeveral(RankGroup):
+    """A rank that knows its number, and sends nothing."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+@pytest.mark.parametrize(("costs", "size"), [([5, 1, 4, 2], 2), ([3], 3), ([7, 7, 7, 1, 1], 3), ([2] * 6, 1)])
+def test_every_micro_batch_is_dealt_once_and_each_rank_gets_as_many(costs: list[int], size: int) -> None:
+    hands: list[list[Dealt[Any]]] = [[*OneOfSeveral(rank, size).deal(costs, lambda cost: cost)] for rank in range(size)]
+    assert {len(hand) for hand in hands} == {-(-len(costs) // size)}
+    dealt = sorted(each.number for hand in hands for each in hand if each.counts)
+    assert dealt == [*range(len(costs))]
+    loads = [sum(each.item for each in hand if each.counts) for hand in hands]
+    assert max(loads) <= sum(costs) / size + max(costs)
+    loss = torch.tensor(2.0)
+    assert [each.weighed(loss).item() for hand in hands for each in hand] == [
+        2.0 if each.counts else 0.0 for hand in hands for each in hand
+    ]
+
+
+def test_ranks_of_one_machine_are_started_by_a_flag_and_end_with_a_signal(folder: Path) -> None:
+    place = folder / "started"
+    recipe = tiny_recipe(place, rewards=[{"path": f"{place}/waiting.py:patient", "name": "dice"}])
+    (place / "waiting.py").write_text(WAITING)
+    argv = [sys.executable, "-m", "posttrain", "rl", str(recipe), "--ranks", "2", "--run.curves", "false"]
+    running = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place)
+    while not (place / "in_step_3").exists():
+        assert running.poll() is None, running.communicate()[0]
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    (place / "go").touch()
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "stopped after step 3; everything is saved" in said
