@@ -7,22 +7,21 @@ from pathlib import Path
 from tests.support.runs import Command, Ended, start
 
 
-def start_ranks(*argv: object, folder: Path, count: int = 2, last: Sequence[object] = ()) -> list[Command]:
-    """Begin `posttrain ARGV` as ranks, the last of them with more arguments."""
+def environments(count: int) -> list[dict[str, str]]:
+    """The variables of each rank, as torchrun sets them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [{"RANK": str(rank), "LOCAL_RANK": str(rank), **shared} for rank in range(count)]
+
+
+def start_ranks(*argv: object, folder: Path, count: int = 2, last: Sequence[object] = ()) -> list[Command]:
+    """Begin `posttrain ARGV` as ranks, the last of them with more arguments."""
     started = []
-    for rank in range(count):
+    for rank, environment in enumerate(environments(count)):
         logs = folder / f"rank-{rank}"
         logs.mkdir(exist_ok=True)
-        environment = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(count),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
         more = last if rank == count - 1 else ()
         started.append(start(*argv, *more, folder=folder, logs=logs, environment=environment))
     return started

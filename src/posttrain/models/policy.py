@@ -4,6 +4,7 @@
 """
 
 import copy
+import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -101,6 +102,11 @@ class Policy:
         if isinstance(forward, SharedPromptForward | PlainForward):
             model_outputs.require_output_layer(model)
 
+    def shared_by(self, ranks: RankGroup) -> "Policy":
+        """The policy of several ranks, whose weights have to be equal.  All of them call it."""
+        ranks.agree("the weights", lambda: weights_digest(self.model))
+        return replace(self, ranks=ranks)
+
     def copy(self) -> "Policy":
         """The policy with its own weights, through the same forward pass."""
         model, forward = copy.deepcopy((self.model, self.forward))
@@ -154,6 +160,12 @@ def as_policy(
         cache_refusal=None if reason is None else model_outputs.cache_refusal(model),
         context=context,
     )
+
+
+def weights_digest(model: nn.Module) -> str:
+    """SHA-256 of the names, shapes and sums of all weights: quick, and other weights have others."""
+    sums = [(name, [*each.shape], each.detach().double().sum().item()) for name, each in model.named_parameters()]
+    return hashlib.sha256(repr(sums).encode()).hexdigest()
 
 
 def chosen_dtype(name: str, weights: torch.dtype, device: torch.device) -> torch.dtype:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -26,9 +27,10 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensors]) -> None:
     """Write this rank's parts; on the disk when it returns.  All ranks call it together."""
     named = {f"{group}{BETWEEN}{name}": tensor for group, some in tensors.items() for name, tensor in some.items()}
     save(named, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
-    for file in folder.glob("shard-*"):
+    for file in folder.glob(f"shard-{dist.get_rank() + 1:05}-*"):
         with file.open("rb+") as content:
             os.fsync(content.fileno())
+    dist.barrier()  # rank 0 renames the folder next
 
 
 def read_shards(folder: Path) -> dict[str, dict[str, Tensor]]:

@@ -8,7 +8,6 @@ harness.save, resume       ── "save", "restore" →
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -78,7 +77,7 @@ class RlFollower(Follower):
         self.config = resolved_config(config, adapter=None if own is None else trains_adapter(own.model))
         Follower.__init__(self, claim_threads(self.config.run.threads))
         policy, _ = policy_of_run(self.config.model, own, seed=self.config.run.seed)
-        self.caller, self.policy = caller, replace(policy, ranks=ranks)
+        self.caller, self.policy = caller, policy.shared_by(ranks)
 
     def open(self, longest: int) -> None:
         policy = self.policy

@@ -277,7 +277,7 @@ def open_session(
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
         policy, name = policy_of_run(config.model, caller.policy, seed=config.run.seed, inference=inference)
-        policy = replace(policy, ranks=ranks)
+        policy = policy.shared_by(ranks)
         replies = opened.enter_context(ExitStack())
         answers = replies_of(config, caller, policy, replies)
         task = task_of(

@@ -266,7 +266,7 @@ def open_dpo(
             yield FitSession(config, session.model_name, rounds, rounds, own_optimizer=caller.optimizer)
         return
     policy, name = policy_of_run(config.model, caller.policy, seed=config.run.seed)
-    policy = replace(policy, ranks=ranks)
+    policy = policy.shared_by(ranks)
     pairs = pairs_of_rows(config, config.dpo, policy, GivenRows(rows=caller.rows, held_out=caller.held_out_rows))
     objective = DpoObjective(config, policy, pairs, model_name=name, reference=reference)
     fitted = FitSession(config, name, pairs, objective, own_optimizer=caller.optimizer)

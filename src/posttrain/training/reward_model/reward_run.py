@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -223,7 +223,7 @@ def open_reward_model(
     """Load the body, put a head over it, and read all pairs."""
     seed = config.run.seed
     policy, name = policy_of_run(config.model, policy, seed=seed, saves_whole=True)
-    policy = replace(policy, ranks=ranks)
+    policy = policy.shared_by(ranks)
     require_classifier(policy)
     pairs = pairs_of_rows(config, config.reward_model, policy, given)
     scorer = new_scorer(policy, seed=seed) if head is None else TextScorer(policy, head)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, cast
@@ -256,7 +256,7 @@ def open_sft(
 ) -> AbstractContextManager[FitSession[Example]]:
     """Load or make the model, and read all rows."""
     policy, name = policy_of_run(config.model, policy, seed=config.run.seed)
-    policy = replace(policy, ranks=ranks)
+    policy = policy.shared_by(ranks)
     source = example_source(config, policy, given)
     objective = SftObjective(config, policy, source.held_out(config.sft))
     return nullcontext(FitSession(config, name, source, objective, own_optimizer=optimizer))
