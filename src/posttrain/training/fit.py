@@ -82,7 +82,7 @@ def run_fit(
 
 def lead_fit(config: Kind, inputs: RunInputs, start: StartOptions, opened: Opened[Kind, Item], ranks: RankGroup) -> Run:
     """The run of the first rank, or of the only one."""
-    path = Path(config.run.folder)
+    path, start = Path(config.run.folder), start.now(ranks)
     if start.resume:
         inputs = require_same_inputs(path, inputs, accept_changes=start.accept_changes)
     with claim_threads(config.run.threads) as threads, opened(config, ranks=ranks) as session:
@@ -92,6 +92,7 @@ def lead_fit(config: Kind, inputs: RunInputs, start: StartOptions, opened: Opene
             folder = RunFolder.create(path, saved_recipe(config), overwrite=config.run.overwrite)
         with Harness(folder, session.trained, harness_options(session, start)) as harness:
             notes = [*(harness.resume(threads) if start.resume else []), *inputs.notes]
+            ranks.begins()
             folder.write_inputs(inputs)
             folder.write_tokenizer(session.trained.policy.tokenizer)
             harness.start([*plan_lines(session), *notes])

@@ -1,9 +1,9 @@
 """The RL loop: prompts → rollouts → grades → advantages → batches → loss → updates, step by step."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from torch import Tensor
 
@@ -49,6 +49,7 @@ from posttrain.training.session import (
 )
 from posttrain.training.staleness import collecting, require_ahead
 from posttrain.training.trained import RunState
+from posttrain.training.training_steps import RunSteps, TrainingSteps, to_the_end
 
 
 def train(
@@ -96,36 +97,20 @@ def train(
     return to_the_end(run_steps(config, caller, start))
 
 
-RunSteps = Generator[StepReport, None, Run]
-"""A run: yields each step when it is recorded, and returns its results.
-
-Closed early it ends as an interrupted run does: the last recorded step is saved, and no `Run` is returned.
-"""
-
-
-def to_the_end(steps: RunSteps) -> Run:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            run: Run = end.value
-            return run
-
-
 def run_steps(config: Config, caller: CallerObjects, start: StartOptions) -> RunSteps:
     """The run of a config and a caller's objects, step by step; nothing is done before the first `next`."""
     require_training_by_reward(config)
     require_trackers(config.run.report_to, config.tracker)
-    inputs = inputs_of(config, caller)
-    if start.resume:
-        inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=start.accept_changes)
-    else:
-        inputs = replace(inputs, recipe=start.recipe)
     with joined(config.run.rank_timeout_seconds) as ranks:
         if ranks.rank:
             from posttrain.training.following import follow_rl
 
             return follow_rl(config, caller, ranks)
+        start, inputs = start.now(ranks), inputs_of(config, caller)
+        if start.resume:
+            inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=start.accept_changes)
+        else:
+            inputs = replace(inputs, recipe=start.recipe)
         with open_session(config, caller, ranks=ranks) as session:
             session.trained.run.recipe = inputs.recipe
             make_ready(session)
@@ -197,6 +182,7 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
             folder.write_inputs(inputs)
             folder.append_metrics(0, held_out_metrics(state.before, session.questions().probes))
             harness.save()
+        session.policy.ranks.begins()
         folder.write_tokenizer(session.policy.tokenizer)
         harness.progress.compare_with(held_out_metrics(state.before))
         try:
@@ -344,39 +330,6 @@ class TrainArguments(TypedDict, total=False):
     from_step: int | None
     accept_changes: bool
     recipe: str
-
-
-class TrainingSteps:
-    """The steps of a run, each returned after it is journalled and, if due, saved.
-
-    The first `next` also does what `train` does before its first step; the end measures again and saves the model.
-    Leaving earlier, by the `with` block or `close`, interrupts the run: the last step is saved and `resume=True`
-    continues from it.
-    """
-
-    def __init__(self, steps: RunSteps) -> None:
-        self._steps = steps
-        self.run: Run | None = None
-        """The results; None until all steps are taken."""
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> StepReport:
-        try:
-            return next(self._steps)
-        except StopIteration as end:
-            self.run = self.run or end.value
-            raise
-
-    def close(self) -> None:
-        self._steps.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def steps(config: Config, **objects: Unpack[TrainArguments]) -> TrainingSteps:

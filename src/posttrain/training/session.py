@@ -169,6 +169,10 @@ class StartOptions:
             )
         object.__setattr__(self, "watchers", require_watchers(self.watchers))
 
+    def now(self, ranks: RankGroup) -> "StartOptions":
+        """The same, or those of a resume where torchrun has restarted ranks that had begun the run."""
+        return replace(self, resume=self.resume or ranks.has_begun())
+
 
 @dataclass(slots=True, kw_only=True)
 class Session:
