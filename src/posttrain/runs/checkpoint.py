@@ -94,15 +94,23 @@ class Checkpoint:
     """The text of config.yaml; empty in checkpoints of earlier versions."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankTensors:
+    """Tensors of which each rank has a part."""
+
+    parts: Mapping[str, Tensors]
+    """Those of this rank."""
+    ranks: RankGroup
+
+
 def save(
     folder: Path,
     step: int,
-    tensors: Mapping[str, Tensors],
+    tensors: Mapping[str, Tensors] | RankTensors,
     state: Mapping[str, object],
     *,
     score: float | None = None,
     recipe: str = "",
-    ranks: RankGroup = ONE_RANK,
 ) -> Path:
     """Save a step; when this returns it is on the disk, and until then the earlier ones are.
 
@@ -119,15 +127,10 @@ def save(
         remove(temporary)
         temporary.mkdir()
         try:
-            if ranks.size == 1:
-                write_tensors(temporary, tensors)
-            else:
-                from posttrain.runs.shards import write_shards
-
-                with ranks.leading("write_shards", temporary):
-                    write_shards(temporary, tensors)
+            write_tensors(temporary, tensors)
             write_state(temporary, state, recipe)
-            files.write_manifest(temporary, step, score, environment() | {"ranks": ranks.size})
+            shared_by = {"ranks": tensors.ranks.size} if isinstance(tensors, RankTensors) else {}
+            files.write_manifest(temporary, step, score, environment() | shared_by)
             remove(path)  # damaged, or absent
             temporary.rename(path)
             files.sync_folder(folder)
@@ -136,7 +139,14 @@ def save(
     return path
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensors]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensors] | RankTensors) -> None:
+    """Write the tensors to a checkpoint's folder, or have each rank write its parts."""
+    if isinstance(tensors, RankTensors):
+        from posttrain.runs.shards import write_shards
+
+        with tensors.ranks.leading("write_shards", path):
+            write_shards(path, tensors.parts)
+        return
     for stem, named in tensors.items():
         file = path / f"{stem}.safetensors"
         save_file({name: tensor.detach().contiguous() for name, tensor in named.items()}, file)

@@ -201,6 +201,7 @@ class Harness:
 
         Only from here on does a signal wait for the end of a step.
         """
+        self.options.ranks.begins()
         self._open.enter_context(self.trackers.open(self.trained.step))
         self.interruption = self._open.enter_context(interruptible())
         self.decide_to_stop()  # already: a resumed run may have no steps left
@@ -274,9 +275,11 @@ class Harness:
         """Save all that the next step reads; on the disk when this returns."""
         keep, step = self.options.checkpoint, self.trained.step
         recipe = saved_recipe(self.options.config)
-        folder, tensors, state = self.folder.checkpoints, self.trained.tensors(), self.trained.state()
-        ranks = self.options.ranks
-        path = checkpoint.save(folder, step, tensors, state, score=score, recipe=recipe, ranks=ranks)
+        folder, state = self.folder.checkpoints, self.trained.state()
+        parts, ranks = self.trained.tensors(), self.options.ranks
+        tensors = parts if ranks.size == 1 else checkpoint.RankTensors(parts, ranks)
+        path = checkpoint.save(folder, step, tensors, state, score=score, recipe=recipe)
+        ranks.begins()
         self._saved = step
         for wrong in checkpoint.prune(folder, keep_last=keep.keep_last, keep_best=int(keep.keep_best)):
             if wrong not in self._reported:

@@ -92,7 +92,6 @@ def lead_fit(config: Kind, inputs: RunInputs, start: StartOptions, opened: Opene
             folder = RunFolder.create(path, saved_recipe(config), overwrite=config.run.overwrite)
         with Harness(folder, session.trained, harness_options(session, start)) as harness:
             notes = [*(harness.resume(threads) if start.resume else []), *inputs.notes]
-            ranks.begins()
             folder.write_inputs(inputs)
             folder.write_tokenizer(session.trained.policy.tokenizer)
             harness.start([*plan_lines(session), *notes])

@@ -23,6 +23,7 @@ from posttrain.runs.reply_journal import ReplyFile
 from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
+from posttrain.runs.run_steps import RunSteps, TrainingSteps, to_the_end
 from posttrain.runs.tracker import require_trackers
 from posttrain.runs.watchers import RewardGuard, SamplerGuard, Watcher
 from posttrain.schemas import did_you_mean
@@ -49,7 +50,6 @@ from posttrain.training.session import (
 )
 from posttrain.training.staleness import collecting, require_ahead
 from posttrain.training.trained import RunState
-from posttrain.training.training_steps import RunSteps, TrainingSteps, to_the_end
 
 
 def train(
@@ -182,7 +182,6 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
             folder.write_inputs(inputs)
             folder.append_metrics(0, held_out_metrics(state.before, session.questions().probes))
             harness.save()
-        session.policy.ranks.begins()
         folder.write_tokenizer(session.policy.tokenizer)
         harness.progress.compare_with(held_out_metrics(state.before))
         try:

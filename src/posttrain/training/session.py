@@ -280,8 +280,8 @@ def open_session(
     behaviours = BehaviourReader(chosen_rows(config.behaviours))
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
-        policy, name = policy_of_run(config.model, caller.policy, seed=config.run.seed, inference=inference)
-        policy = policy.shared_by(ranks)
+        loaded, name = policy_of_run(config.model, caller.policy, seed=config.run.seed, inference=inference)
+        policy = loaded.shared_by(ranks)
         replies = opened.enter_context(ExitStack())
         answers = replies_of(config, caller, policy, replies)
         task = task_of(
