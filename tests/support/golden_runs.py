@@ -32,12 +32,12 @@ from posttrain.records import Group, Prompt
 from posttrain.rewards.grading.function import reward_function
 from posttrain.runs.harness import Harness
 from posttrain.runs.run_folder import RunFolder
+from posttrain.runs.run_steps import StartOptions
 from posttrain.tasks.base import Probe, Reading, Task
 from posttrain.tasks.countdown_task import CountdownTask
 from posttrain.training import rl
 from posttrain.training.fit import fit, harness_options
 from posttrain.training.fit_session import FitSession
-from posttrain.training.session import StartOptions
 from posttrain.training.sft.learned_rows import CountdownDemonstrations, DemonstrationSet
 from posttrain.training.sft.sft_run import SftObjective
 from tests.support import tiny

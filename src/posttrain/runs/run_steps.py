@@ -1,9 +1,42 @@
-"""A run as its steps: taken to the end at once, or one by one by the caller."""
+"""How a run starts, and its steps: taken to the end at once, or one by one by the caller."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
+from posttrain.errors import UserError
+from posttrain.ranks.group import RankGroup
 from posttrain.runs.reports import Run, StepReport
+from posttrain.runs.watchers import Watcher, require_watchers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """Who watches a run, and whether it resumes."""
+
+    watchers: Sequence[Watcher] = ()
+    resume: bool = False
+    """Whether the run in `config.run.folder` resumes from its last checkpoint."""
+    from_step: int | None = None
+    """The step whose checkpoint it resumes from; None is the last."""
+    accept_changes: bool = False
+    """Whether it also resumes where rows, rewards or files have changed."""
+    recipe: str = ""
+    """Where the config comes from, for the summary."""
+
+    def __post_init__(self) -> None:
+        if self.from_step is not None and not self.resume:
+            step, rule = self.from_step, "only a resumed run starts from a step"
+            raise UserError(
+                f"from_step = {step}: {rule}; call train(config, resume=True, from_step={step}).",
+                command=f"--from-step {step}: {rule}; give --resume RUN as well.",
+            )
+        object.__setattr__(self, "watchers", require_watchers(self.watchers))
+
+    def now(self, ranks: RankGroup) -> "StartOptions":
+        """The same, or those of a resume where torchrun has restarted ranks that had begun the run."""
+        return replace(self, resume=self.resume or ranks.has_begun())
+
 
 RunSteps = Generator[StepReport, None, Run]
 """A run: yields each step when it is recorded, and returns its results.

@@ -32,9 +32,9 @@ from posttrain.runs.progress import peak_memory_bytes
 from posttrain.runs.reports import Run, StepReport, versions
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
+from posttrain.runs.run_steps import StartOptions
 from posttrain.runs.tracker import require_trackers
 from posttrain.training.fit_session import FitConfig, FitObjective, FitSession, Item
-from posttrain.training.session import StartOptions
 
 PREVIEWED = 2
 """Rows or pairs that a dry run shows."""

@@ -23,7 +23,7 @@ from posttrain.runs.reply_journal import ReplyFile
 from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
-from posttrain.runs.run_steps import RunSteps, TrainingSteps, to_the_end
+from posttrain.runs.run_steps import RunSteps, StartOptions, TrainingSteps, to_the_end
 from posttrain.runs.tracker import require_trackers
 from posttrain.runs.watchers import RewardGuard, SamplerGuard, Watcher
 from posttrain.schemas import did_you_mean
@@ -42,7 +42,6 @@ from posttrain.training.session import (
     CallerObjects,
     Rewards,
     Session,
-    StartOptions,
     Tools,
     inputs_of,
     open_session,

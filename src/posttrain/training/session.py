@@ -42,7 +42,6 @@ from posttrain.runs.named_inputs import inputs_of_run, policy_input
 from posttrain.runs.reply_journal import ReplyFile
 from posttrain.runs.reports import LEFT_OUT
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input
-from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task, as_reward_functions, held_out_prompts, longest_prompts, task_probes, task_rewards
 from posttrain.tasks.dataset import Rows
 from posttrain.training.collector import Collector, CollectorSettings
@@ -144,34 +143,6 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
         if reward.source is not None:
             files[f"rewards[{index}], by its name"] = RunInput(reward.source.name, reward.source.digest)
     return inputs_of_run(config, objects, rows=own.rows, held_out_rows=own.held_out_rows, files=files)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartOptions:
-    """Who watches a run, and whether it resumes."""
-
-    watchers: Sequence[Watcher] = ()
-    resume: bool = False
-    """Whether the run in `config.run.folder` resumes from its last checkpoint."""
-    from_step: int | None = None
-    """The step whose checkpoint it resumes from; None is the last."""
-    accept_changes: bool = False
-    """Whether it also resumes where rows, rewards or files have changed."""
-    recipe: str = ""
-    """Where the config comes from, for the summary."""
-
-    def __post_init__(self) -> None:
-        if self.from_step is not None and not self.resume:
-            step, rule = self.from_step, "only a resumed run starts from a step"
-            raise UserError(
-                f"from_step = {step}: {rule}; call train(config, resume=True, from_step={step}).",
-                command=f"--from-step {step}: {rule}; give --resume RUN as well.",
-            )
-        object.__setattr__(self, "watchers", require_watchers(self.watchers))
-
-    def now(self, ranks: RankGroup) -> "StartOptions":
-        """The same, or those of a resume where torchrun has restarted ranks that had begun the run."""
-        return replace(self, resume=self.resume or ranks.has_begun())
 
 
 @dataclass(slots=True, kw_only=True)

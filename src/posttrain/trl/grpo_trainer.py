@@ -21,12 +21,12 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.runs.progress import Clock
 from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_inputs import require_same_inputs
-from posttrain.runs.run_steps import to_the_end
+from posttrain.runs.run_steps import StartOptions, to_the_end
 from posttrain.runs.tracker import require_trackers
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.training.collector import CollectedStep
 from posttrain.training.rl import make_ready, train_session
-from posttrain.training.session import CallerObjects, Session, StartOptions, inputs_of, open_session
+from posttrain.training.session import CallerObjects, Session, inputs_of, open_session
 from posttrain.training.update import Observations, micro_loss, token_totals
 from posttrain.trl.base_trainer import BaseTrainer
 from posttrain.trl.configs.recipe import NO_LIMIT, BatchPlan, RunLength, batch_plan, ratio_level_notes, rl_config

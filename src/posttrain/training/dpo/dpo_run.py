@@ -23,6 +23,7 @@ from posttrain.runs.harness import Harness
 from posttrain.runs.named_inputs import policy_input
 from posttrain.runs.progress import Clock
 from posttrain.runs.reports import Run, StepReport
+from posttrain.runs.run_steps import StartOptions
 from posttrain.runs.watchers import Watcher
 from posttrain.tasks.base import Task
 from posttrain.tasks.dataset import Rows, count_text
@@ -37,7 +38,7 @@ from posttrain.training.fit_session import FitSession, pairs_of_rows
 from posttrain.training.metrics import step_metrics
 from posttrain.training.optimizer import OwnOptimizer, require_all_trained
 from posttrain.training.reference import Reference, UncopiedPolicy
-from posttrain.training.session import NO_CALLER, CallerObjects, Rewards, Session, StartOptions, inputs_of, open_session
+from posttrain.training.session import NO_CALLER, CallerObjects, Rewards, Session, inputs_of, open_session
 
 IN_SUMMARY = ("pairs/num", "pairs/frac_tied", "pairs/reward_gap", "reward", "completions/mean_length")
 """Metrics of a round that summary.json keeps."""

@@ -27,6 +27,7 @@ from posttrain.runs.named_inputs import inputs_of_run, policy_input
 from posttrain.runs.planned_memory import pairs_setup
 from posttrain.runs.reports import Run
 from posttrain.runs.run_folder import HELD_OUT, RunFolder
+from posttrain.runs.run_steps import StartOptions
 from posttrain.runs.watchers import Watcher
 from posttrain.tasks.dataset import Rows
 from posttrain.tasks.preference_set import PreferenceSet
@@ -36,7 +37,6 @@ from posttrain.training.fit_session import FitObjective, FitSession, pairs_of_ro
 from posttrain.training.optimizer import POLICY, OwnOptimizer, ParameterGroup, new_optimizer
 from posttrain.training.pair_updates import PairScores, accumulate_scores, pair_scores, read_answers
 from posttrain.training.reward_model import calibration
-from posttrain.training.session import StartOptions
 from posttrain.training.trained import FitState
 
 HEAD = "head"

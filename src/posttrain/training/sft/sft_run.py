@@ -32,13 +32,13 @@ from posttrain.runs.named_inputs import inputs_of_run, policy_input
 from posttrain.runs.planned_memory import sft_setup
 from posttrain.runs.reports import Run
 from posttrain.runs.run_folder import RunFolder
+from posttrain.runs.run_steps import StartOptions
 from posttrain.runs.watchers import Watcher
 from posttrain.tasks.dataset import Rows
 from posttrain.tasks.row_files.rows import NO_ROWS_GIVEN, GivenRows
 from posttrain.training.fit import run_fit, show_fit_plan, write_model
 from posttrain.training.fit_session import FitObjective, FitSession
 from posttrain.training.optimizer import OwnOptimizer
-from posttrain.training.session import StartOptions
 from posttrain.training.sft.learned_rows import DemonstrationSet, RowExamples, demonstrations_of, row_examples
 from posttrain.training.trained import FitState
 
