@@ -1,25 +1,24 @@
 """1, 2 and 3 ranks take one step: the gradient of a sharded policy is that of a whole one."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from math import ceil
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.algorithms.table import ALGORITHMS
-from posttrain.batch import Batch
 from posttrain.models.model_outputs import enable_recomputation
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.sharding import part_like, whole, whole_copy, whole_weights
+from posttrain.ranks.group import RankGroup
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner
-from posttrain.training.optimizer import apply_gradients
-from posttrain.training.update import Observations, micro_losses
 from tests.support.adapted import adapted_policy
 from tests.support.ranks import mesh_of, run_ranks
 from tests.support.stages import stages_with
@@ -85,7 +84,7 @@ CASES = {
     "LoRA in 4 bits": Case(policy=lambda: adapted_policy(nf4=True), tolerance=1e-5),  # not in float64
     "LoRA and a trunk of the critic": Case({"name": "ppo", "critic": {**CRITIC, "trunk": "own"}}, float64_lora),
     "float32": Case(policy=lambda: tiny_policy(dtype=torch.float32), tolerance=1e-5),
-    "bfloat16 products": Case(policy=lambda: tiny_policy("llama", torch.float32, compute="bfloat16"), tolerance=0.05),
+    "bfloat16 products": Case(policy=lambda: tiny_policy("llama", torch.float32, compute="bfloat16"), tolerance=0.1),
     "more ranks than micro-batches": Case(tokens_per_microbatch=10_000),
 }
 
@@ -108,33 +107,42 @@ def move(learner: Learner) -> None:
         parameter += part_like(torch.from_numpy(noise * 0.05).to(parameter.dtype), parameter)
 
 
-def gradients(learner: Learner, batch: Batch, rank: int, size: int, budget: int) -> dict[str, Tensor | None]:
-    """The update's gradient of each parameter; micro-batches are dealt out, and a rank without one weighs nothing."""
-    micros = list(batch.split(budget, padded=learner.policy.forward.padded))
-    for turn in range(ceil(len(micros) / size)):
-        counts = (place := turn * size + rank) < len(micros)
-        micro = micros[place if counts else 0]
-        for share in micro_losses(learner.policy, micro, learner.objective(), Observations()):
-            (share if counts else 0 * share).backward()
-    found = {name: parameter.grad for name, parameter in trained(learner).items()}
-    return {name: None if grad is None else whole(grad).clone() for name, grad in found.items()}
+class MeshRanks(RankGroup):
+    """The ranks of a mesh, all of which run the same code."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.rank, self.size, self._mesh = mesh.get_local_rank(), mesh.size(), mesh
+
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        return self._mesh
+
+    def gathered(self, value: Any) -> list[Any]:
+        boxes: list[Any] = [None] * self.size
+        dist.all_gather_object(boxes, value, group=self._mesh.get_group())
+        return boxes
 
 
-def taken(case: Case, learner: Learner, collected: CollectedStep, rank: int, size: int) -> dict[str, Any]:
-    """A step's credit, gradient and update, by a whole learner or by this rank of a mesh."""
+def taken(learner: Learner, collected: CollectedStep) -> dict[str, Any]:
+    """A step's credit, gradient and update, by one rank or by this one of several."""
     move(learner)
     credited = learner.credit(collected, Clock())
-    batch = learner.batches(credited, Clock())[0]
-    found: dict[str, Any] = {"gradients": gradients(learner, batch, rank, size, case.tokens_per_microbatch)}
-    found["credit"] = {"advantages": batch.columns.advantages, **batch.columns.known}
-    found["norms"] = apply_gradients(learner.optimizer, 1e-3, 1.0)
+    batches = learner.batches(credited, Clock())[:1]
+    found: dict[str, Any] = {"credit": {"advantages": batches[0].columns.advantages, **batches[0].columns.known}}
+
+    def keep_gradients(*_: object) -> None:
+        grads = {name: parameter.grad for name, parameter in trained(learner).items()}
+        found["gradients"] = {name: None if grad is None else whole(grad).clone() for name, grad in grads.items()}
+
+    learner.optimizer.register_step_pre_hook(keep_gradients)
+    report = learner.learn(batches, 1, Clock())[0]
+    found["numbers"] = {"loss": report.loss, "num_tokens": report.num_tokens, **report.grad_norms, **report.sums}
     with torch.no_grad():
-        found["sharded"] = learner.policy.completion_logprobs(batch)
+        found["sharded"] = learner.policy.completion_logprobs(batches[0])
         with whole_weights(learner.policy) as policy:
-            found["gathered"] = policy.completion_logprobs(batch)
+            found["gathered"] = policy.completion_logprobs(batches[0])
         copied = whole_copy(learner.policy)
         if copied is not None:
-            found["copied"] = copied.completion_logprobs(batch)
+            found["copied"] = copied.completion_logprobs(batches[0])
     return found
 
 
@@ -142,14 +150,16 @@ def steps_of(rank: int) -> Mapping[Any, Any]:
     meshes = {size: mesh_of(size) for size in RANKS}
     found: dict[Any, Any] = {}
     for name, case in CASES.items():
-        stages = stages_with(case.algorithm, policy=case.policy())
+        update = {"tokens_per_microbatch": case.tokens_per_microbatch, "max_grad_norm": 1e9}
+        stages = stages_with(case.algorithm, policy=case.policy(), **update)
         collected, whole_learner = stages.collected(), stages.learner
         for size, mesh in meshes.items():
             if mesh is not None:
-                learner = Learner(case.policy(), whole_learner.algorithm, whole_learner.settings, mesh=mesh)
-                found[name, size] = taken(case, learner, collected, rank, size)
+                policy = replace(case.policy(), ranks=MeshRanks(mesh))
+                learner = Learner(policy, whole_learner.algorithm, whole_learner.settings)
+                found[name, size] = taken(learner, collected)
         if rank == 0:
-            found[name, 1] = taken(case, whole_learner, collected, 0, 1)
+            found[name, 1] = taken(whole_learner, collected)
     return found
 
 
@@ -178,6 +188,6 @@ def test_ranks_take_one_step(steps: Mapping[Any, Any], name: str, size: int) -> 
     assert several["credit"].keys() == one["credit"].keys()
     for column, numbers in one["credit"].items():
         assert (several["credit"][column] - numbers).abs().max() <= 10 * tolerance, column
-    assert several["norms"] == pytest.approx(one["norms"], rel=tolerance)
+    assert several["numbers"] == pytest.approx(one["numbers"], rel=10 * tolerance, abs=10 * tolerance)
     for weights in ("gathered", "sharded", "copied"):
         assert (several[weights] - one["copied"]).abs().max() <= max(1e-6, tolerance), weights

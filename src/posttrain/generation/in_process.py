@@ -28,6 +28,7 @@ from posttrain.models.context import num_embeddings, require_embeddings
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
+from posttrain.models.sharding import sharded_forward
 
 REFILL_SHARE = 4
 """Waiting rows are let in once one row in this many is free."""
@@ -232,7 +233,11 @@ def place_of(continuation: Continuation) -> Place:
 
 
 def steps_for(policy: Policy) -> Steps:
-    """Steps through the policy's kind of forward pass; those of the shared-prompt one are captured on CUDA."""
+    """Steps through the policy's kind of forward pass; those of the shared-prompt one are captured on CUDA.
+
+    Not of a sharded model: its frozen weights are at another address each time that they are gathered.
+    """
     if not isinstance(policy.forward, SharedPromptForward):
         return ModelSteps(policy) if policy.cache_refusal is None else RecomputedSteps(policy)
-    return StaticSteps(policy) if policy.device.type == "cuda" else DecoderSteps(policy)
+    is_captured = policy.device.type == "cuda" and sharded_forward(policy) is None
+    return StaticSteps(policy) if is_captured else DecoderSteps(policy)

@@ -6,11 +6,13 @@ conversation stays with its rank, which may have kept its cache.
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from posttrain.generation.engine import Sampling, SamplingTimeout
 from posttrain.generation.in_process import InProcessEngine, InProcessSampling
 from posttrain.generation.request import Continuation, Request, Sampled
+from posttrain.models.sharding import whole_weights
 from posttrain.ranks.group import RankGroup
 
 if TYPE_CHECKING:
@@ -26,9 +28,12 @@ class RankShare:
     def __init__(self, engine: InProcessEngine, ranks: RankGroup) -> None:
         self.engine, self.ranks = engine, ranks
         self.sampling: InProcessSampling | None = None
+        self.weights = ExitStack()
+        """Entered while a sampling is open: the weights are whole on every rank."""
         self.done: list[Sampled] = []
 
     def open_sampling(self, request: Request) -> InProcessSampling:
+        self.weights.enter_context(whole_weights(self.engine.policy))
         self.sampling = self.engine.open(request)
         return self.sampling
 
@@ -51,6 +56,7 @@ class RankShare:
     def close_sampling(self) -> None:
         if self.sampling is not None:
             self.sampling.close()
+        self.weights.close()
         self.sampling, self.done = None, []
 
     def load_version(self, weights: "ExportedWeights", version: int) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,10 @@ from posttrain.models.model_outputs import recomputable_layers
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.decoder import Decoder
 
+Head = TypeVar("Head", bound=nn.Module)
+Model = TypeVar("Model", bound=nn.Module)
+FORWARD, SKELETON = "_sharded_forward", "_skeleton"
+"""Attributes of a sharded model and of a sharded head."""
 INSIDE = "run_inside"
 """A method of sharded modules: `run_inside(function, *args)` calls it while the module's weights are whole."""
 
@@ -54,17 +58,24 @@ def sharded(policy: Policy, mesh: DeviceMesh) -> Policy:
 
     Raises UserError for a forward pass of your own, and for trained weights of several types.
     """
-    model = policy.model
-    forward = vars(model).get("sharded_forward")
+    forward = sharded_forward(policy)
     if forward is None:
         forward = ShardedForward(policy, mesh)
-        vars(model)["sharded_forward"] = forward
+        vars(policy.model)[FORWARD] = forward
     return replace(policy, forward=forward)
+
+
+def sharded_forward(policy: Policy) -> "ShardedForward | None":
+    """The pass of a sharded model, also for the policy that it was before; None for a whole one."""
+    found: ShardedForward | None = vars(policy.model).get(FORWARD)
+    return found
 
 
 def shard_head(module: nn.Module, mesh: DeviceMesh) -> None:
     """Split a small module that is called as one, such as a value head, in place."""
-    _split(module, mesh, reshard=True)
+    if SKELETON not in vars(module):
+        vars(module)[SKELETON] = (without_weights(module, set()),)  # in a tuple, as no part of the module
+        _split(module, mesh, reshard=True)
 
 
 @contextmanager
@@ -74,19 +85,46 @@ def whole_weights(policy: Policy) -> Iterator[Policy]:
     Yields the same object each time, for which an engine may be made once.  A policy that is not sharded is yielded
     itself.  For inference: take no optimiser step and no `state_dict()` inside.
     """
-    if isinstance(policy.forward, ShardedForward):
-        with policy.forward.gathered():
-            yield policy.forward.whole
-    else:
+    forward = sharded_forward(policy)
+    if forward is None:
         yield policy
+    else:
+        with forward.gathered():
+            yield forward.whole
 
 
-def whole_copy(policy: Policy) -> Policy | None:
-    """The policy with ordinary weights in CPU memory, on the mesh's first rank; None on the others; collective.
+def whole_copy(policy: Policy, *, everywhere: bool = False) -> Policy | None:
+    """The policy with ordinary weights in CPU memory, on the mesh's first rank; None on others unless `everywhere`.
 
-    Goes tensor by tensor, so that the other ranks need room for one.  A policy that is not sharded is returned itself.
+    Collective.  Goes tensor by tensor, so that the other ranks need room for one.  A policy that is not sharded is
+    returned itself.
     """
-    return policy.forward.copied() if isinstance(policy.forward, ShardedForward) else policy
+    forward = sharded_forward(policy)
+    return policy if forward is None else forward.copied(everywhere=everywhere)
+
+
+def led_copy(policy: Policy) -> Policy:
+    """`whole_copy` on rank 0, which has the others call it too."""
+    with policy.ranks.leading("whole_copy"):
+        copied = whole_copy(policy)
+    assert copied is not None, "only rank 0 leads"
+    return copied
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """This rank's numbers of a tensor: all of them unless it is split."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_head(module: Head) -> Head:
+    """A small module with whole weights, on all ranks; collective if it is sharded, else the module itself."""
+    (skeleton,) = vars(module).get(SKELETON, (None,))
+    if skeleton is None:
+        return module
+    pairs = zip(skeleton.parameters(), module.parameters(), strict=True)
+    filled = {id(empty): nn.Parameter(whole(each.detach()), each.requires_grad) for empty, each in pairs}
+    made: Head = copy.deepcopy(skeleton, cast(dict[int, Any], filled))
+    return made
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -161,18 +199,18 @@ class ShardedForward:
             self.is_whole = False
 
     @torch.no_grad()
-    def copied(self) -> Policy | None:
-        first = self.mesh.get_local_rank() == 0
+    def copied(self, *, everywhere: bool) -> Policy | None:
+        keeps = everywhere or self.mesh.get_local_rank() == 0
         filled: dict[int, nn.Parameter] = {}
         pairs = zip(self.skeleton.parameters(), self.whole.model.parameters(), strict=True)
         for empty, parameter in pairs:
             if isinstance(parameter, DTensor):
                 tensor = whole(parameter.detach())
-                if first:
+                if keeps:
                     filled[id(empty)] = nn.Parameter(tensor.cpu(), parameter.requires_grad)
             else:
                 filled[id(empty)] = parameter
-        if not first:
+        if not keeps:
             return None
         model = copy.deepcopy(self.skeleton, filled)
         kind = PlainForward if self.padded else SharedPromptForward
@@ -221,7 +259,7 @@ def require_shardable(model: nn.Module) -> None:
             raise UserError(f"model: its weight {name} is one number, which cannot be sharded.  Use one rank.")
 
 
-def without_weights(model: PreTrainedModel, kept: set[nn.Parameter]) -> PreTrainedModel:
+def without_weights(model: Model, kept: set[nn.Parameter]) -> Model:
     """The model with empty weights on the meta device, but for those that are kept, which are shared."""
     empty = {
         id(each): each if each in kept else nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -57,6 +59,10 @@ class RankGroup:
 
     def agree(self, what: str, digest: Callable[[], str]) -> None:
         """Raise RunError if a digest differs between ranks; learn of signals that other ranks got."""
+
+    def mesh(self, device: "torch.device") -> "DeviceMesh | None":
+        """The ranks as places over which weights are split; None for one."""
+        return None
 
     def sum_gradients(self, parameters: "Sequence[nn.Parameter]") -> None:
         """Add up the gradients of all ranks; sharded ones are summed by the backward pass."""

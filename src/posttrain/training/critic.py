@@ -30,7 +30,7 @@ from posttrain.models.loading.model_folder import load_beside
 from posttrain.models.loading.saving import require_loadable, save_policy, whole_folder
 from posttrain.models.model_outputs import trunk as without_output_layer
 from posttrain.models.policy import Policy
-from posttrain.models.sharding import shard_head, sharded
+from posttrain.models.sharding import shard_head, sharded, whole_copy, whole_head
 from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.options.algorithm import CriticOptions
 from posttrain.options.model import ModelOptions
@@ -92,6 +92,11 @@ class Critic:
         if self.own_trunk is not None:
             self.own_trunk = sharded(self.own_trunk, mesh)
         shard_head(self.head, mesh)
+
+    def whole(self) -> tuple[ValueHead, Policy | None]:
+        """The head and the separate trunk with whole weights, on rank 0; it has the others call this too."""
+        with self.policy.ranks.leading("whole_critic"):
+            return whole_head(self.head), None if self.own_trunk is None else whole_copy(self.own_trunk)
 
     @property
     def trunk(self) -> Policy:

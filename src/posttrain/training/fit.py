@@ -18,6 +18,7 @@ from posttrain.models.loading.saving import save_trained
 from posttrain.models.memory.memory_plan import MemoryPlan
 from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy
+from posttrain.models.sharding import led_copy
 from posttrain.options.model import ModelOptions, NewModelOptions
 from posttrain.ranks.group import ONE_RANK, RankGroup
 from posttrain.ranks.joining import joined
@@ -249,7 +250,7 @@ def write_model(
     adapter = model.adapter if isinstance(model, ModelOptions) else None
     folder = run.path
     with writing(folder / "model", folder):
-        save_trained(policy, folder, "adapter" if adapter is None else adapter.save, card)
+        save_trained(led_copy(policy), folder, "adapter" if adapter is None else adapter.save, card)
     if curves:
         with writing(folder / "curves.png", folder):
             draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)

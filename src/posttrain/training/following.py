@@ -18,6 +18,7 @@ from posttrain.generation.rank_sampling import RankEngine, RankShare
 from posttrain.generation.request import Continuation, Request
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.loading.new_model import policy_of_run
+from posttrain.models.sharding import whole_copy
 from posttrain.options.rollout import InProcessOptions
 from posttrain.ranks.group import RankGroup
 from posttrain.runs import checkpoint
@@ -108,6 +109,13 @@ class RlFollower(Follower):
     def close_sampling(self) -> None:
         self.share.close_sampling()
 
+    def whole_copy(self) -> None:
+        whole_copy(self.learner.policy)
+
+    def whole_critic(self) -> None:
+        assert self.learner.critic is not None, "rank 0 has one"
+        self.learner.critic.whole()
+
     def credit(self, collected: CollectedStep) -> None:
         self.credited = self.learner.credit(collected, Clock())
 
@@ -133,6 +141,12 @@ class FitFollower(Follower):
     def __init__(self, session: FitSession[Any], threads: ThreadClaim) -> None:
         super().__init__(threads)
         self.session, self.trained = session, session.trained
+
+    def whole_copy(self) -> None:
+        whole_copy(self.session.objective.policy)
+
+    def whole_head(self) -> None:
+        self.session.objective.whole_head()
 
     def keep_reference(self) -> None:
         self.session.objective.keep_reference()

@@ -84,12 +84,11 @@ class Learner:
         *,
         parameter_groups: Sequence[optimizer.ParameterGroup] = (),
         own_optimizer: optimizer.OwnOptimizer | None = None,
-        mesh: DeviceMesh | None = None,
     ) -> None:
         """Parameter groups set rates and clipping of modules; a caller's optimiser replaces AdamW and its options.
 
-        With a mesh all weights are sharded over its ranks; `Learner.policy` is then the policy that runs.
-        Raises UserError if an own optimiser meets a critic or a mesh, or if a parameter is in no group.
+        All weights are sharded over the policy's ranks if there are several; `policy` is then the one that runs.
+        Raises UserError if an own optimiser meets a critic or several ranks, or if a parameter is in no group.
         """
         self.policy, self.algorithm, self.settings = policy, algorithm, settings
         self.passes = settings.update.passes(algorithm.passes)
@@ -108,8 +107,9 @@ class Learner:
         self.teacher: Teacher | None = None
         if algorithm.uses_teacher and algorithm.teacher is not None:
             self.teacher = teacher_of(policy, algorithm.teacher, settings.template_options)
-        if mesh is not None:
-            self._shard(mesh, is_own=own_optimizer is not None or bool(parameter_groups))
+        if (mesh := policy.ranks.mesh(policy.device)) is not None:
+            optimizer.require_no_own(own_optimizer or parameter_groups)
+            self._shard(mesh)
         self.optimizer = self._made_optimizer(parameter_groups)
         optimizer.require_all_trained(self.optimizer, policy.model)
         require_whole_adapter(policy.model)
@@ -121,11 +121,8 @@ class Learner:
         self.left_out = 0
         """Updates of the last step that were skipped because the KL limit was exceeded."""
 
-    def _shard(self, mesh: DeviceMesh, *, is_own: bool) -> None:
+    def _shard(self, mesh: DeviceMesh) -> None:
         """Split every model over the mesh's ranks; copies have been made, and the optimiser has not."""
-        if is_own:
-            fault = "yours is over whole weights, which several ranks split"
-            raise UserError(f"optimizer: {fault}.  Leave it and parameter groups out, or use one rank.")
         for holder in (self.critic, self.reference, self.teacher):
             if holder is not None:
                 holder.shard(mesh)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.errors import RunError, UserError
+from posttrain.models.sharding import own_part
 from posttrain.options.training import OptimizerOptions
 from posttrain.runs.checkpoint import load_latest
 from posttrain.runs.tensor_state import restore_optimizer
@@ -108,6 +109,15 @@ def new_optimizer(
     )
 
 
+def require_no_own(given: object) -> None:
+    """Refuse a caller's optimiser or parameter groups where ranks split the weights that they hold."""
+    if given:
+        raise UserError(
+            "optimizer: yours, or your parameter groups, hold whole weights, which several ranks split.  Leave them"
+            " out, or use one rank."
+        )
+
+
 def learning_rate(options: OptimizerOptions, update: int, num_updates: int) -> float:
     """The rate of an update: a linear rise over `warmup_steps`, then constant, or falling to 0 at `num_updates`.
 
@@ -136,9 +146,9 @@ def standing_still(parameters: Iterable[nn.Parameter], rate: float) -> float:
 
         |w| ∈ [2^(e-1), 2^e) moves by a step of at least eps · 2^(e-2)      eps = 2^-7 in bfloat16
 
-    Weights in float32 or wider count as moved.
+    Weights in float32 or wider count as moved.  Of sharded weights, those of this rank count.
     """
-    trained = [parameter.detach() for parameter in parameters if parameter.requires_grad]
+    trained = [own_part(parameter.detach()) for parameter in parameters if parameter.requires_grad]
     still = torch.zeros((), dtype=torch.float64)
     for weight in trained:
         eps = torch.finfo(weight.dtype).eps

@@ -22,7 +22,7 @@ from posttrain.models.loading.construction import linear_matrices
 from posttrain.models.loading.model_folder import load_beside
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.models.sharding import sharded, whole
+from posttrain.models.sharding import sharded, whole, whole_copy
 from posttrain.options.algorithm import PLACES, TeacherOptions
 from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
@@ -135,7 +135,15 @@ class UncopiedPolicy:
 
 
 def reference_of(policy: Policy) -> Reference:
-    return EarlierAdapter(policy) if in_force.trains_adapter_alone(policy.model) else FrozenCopy(policy)
+    """The policy as it is now, which later updates do not change; collective if it is sharded."""
+    if in_force.trains_adapter_alone(policy.model):
+        return EarlierAdapter(policy)
+    copied, mesh = whole_copy(policy, everywhere=True), policy.ranks.mesh(policy.device)
+    assert copied is not None, "everywhere"
+    made = FrozenCopy(copied)
+    if copied is not policy and mesh is not None:
+        made.shard(mesh)
+    return made
 
 
 def refreshed(reference: Reference, policy: Policy) -> Reference:

@@ -186,7 +186,7 @@ def write_results(session: Session, run: RunFolder, state: RunState, after: Mapp
     finally:  # a policy that cannot be saved does not lose the critic
         if (critic := session.learner.critic) is not None:
             with writing(folder / "critic", folder):
-                save_critic(critic.head, critic.own_trunk, folder / "critic")
+                save_critic(*critic.whole(), folder / "critic")
     return summary
 
 

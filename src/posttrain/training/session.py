@@ -271,6 +271,7 @@ def open_session(
             replies.callback(close_engine, None if caller.engine else engine)
             algorithm = caller.algorithm or build_algorithm(config.algorithm)
             learner = learner_of(config, caller, policy, algorithm)
+            trained = trained_by_reward(learner)
         rewards = rewards_of(config, caller.functions, task, policy, replies_pay=environment.rewards)
         resources = opened.enter_context(Resources(config.sandbox))
         collecting = CollectorSettings(
@@ -285,7 +286,7 @@ def open_session(
         session = Session(
             config=config,
             caller=caller,
-            policy=policy,
+            policy=learner.policy,
             model_name=name,
             engine=engine,
             algorithm=algorithm,
@@ -295,7 +296,7 @@ def open_session(
             threads=threads,
             collector=Collector(task, engine, rewards, collecting, resources=resources, workers=environment.workers),
             learner=learner,
-            trained=trained_by_reward(learner),
+            trained=trained,
             behaviours=behaviours,
             environment=environment,
             opened=replies,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from posttrain.models.policy import Policy
+from posttrain.models.sharding import sharded_forward
 from posttrain.runs import tensor_state
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.training.optimizer import POLICY, OwnOptimizer
@@ -113,6 +114,8 @@ class Trained(Generic[State]):
         self.own_optimizer = optimizer if isinstance(optimizer, OwnOptimizer) else None
         self.optimizer = optimizer.optimizer if isinstance(optimizer, OwnOptimizer) else optimizer
         self.modules: Mapping[str, nn.Module] = {POLICY: policy.model, **(head or {})}
+        if sharded_forward(policy) is not None:
+            _ = self.frozen  # now, when all ranks are here
 
     @property
     def step(self) -> int:

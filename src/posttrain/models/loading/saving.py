@@ -31,6 +31,7 @@ from posttrain.models.loading import construction
 from posttrain.models.loading.adapter_folder import BASE_MODEL, write_stop_ids
 from posttrain.models.loading.folder_kinds import model_digest
 from posttrain.models.policy import Policy, stop_ids
+from posttrain.models.sharding import led_copy
 from posttrain.options.model import ADAPTER_CONFIG
 
 Shape = tuple[int, ...]
@@ -269,8 +270,9 @@ class ExportedWeights:
 
     def merged(self) -> dict[str, Tensor]:
         """The tensors of the saved model's files, tied ones once; those that need no change are not copied."""
-        model = self.policy.model
-        weights = dict(saved_weights(self.policy)[0])
+        policy = led_copy(self.policy)
+        model = policy.model
+        weights = dict(saved_weights(policy)[0])
         with saved_whole(model):
             single = remove_tied_weights_from_state_dict(weights, model)
             exported: dict[str, Tensor] = revert_weight_conversion(model, single)
@@ -281,6 +283,7 @@ class ExportedWeights:
         model = self.policy.model
         if not lora_layers(model) or not trains_adapter_alone(model):
             return None
+        model = led_copy(self.policy).model
         base = model.name_or_path or ""
         return ExportedAdapter(
             base=base,

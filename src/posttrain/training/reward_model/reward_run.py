@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.config import RewardModelConfig
 from posttrain.models.classifiers.heads import ScoreHead, TextScorer, new_scorer
@@ -18,6 +19,7 @@ from posttrain.models.loading.saving import require_loadable, whole_folder
 from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 from posttrain.models.policy import Policy
+from posttrain.models.sharding import led_copy, shard_head, whole_head
 from posttrain.options.pairs import RewardTrainingOptions
 from posttrain.ranks.group import ONE_RANK, RankGroup
 from posttrain.records import Preference
@@ -91,6 +93,14 @@ class RewardModelObjective(FitObjective[Preference]):
     def head(self) -> Mapping[str, nn.Module]:
         return {HEAD: self.scorer.head}
 
+    def shard(self, mesh: DeviceMesh) -> None:
+        super().shard(mesh)
+        shard_head(self.scorer.head, mesh)
+        self.scorer = replace(self.scorer, policy=self.policy)
+
+    def whole_head(self) -> ScoreHead:
+        return whole_head(self.scorer.head)
+
     def accumulate(self, batch: Sequence[Preference]) -> dict[str, float]:
         loss, scores = accumulate_scores(self.scorer, batch, self.options)
         return {"loss": loss, **scores.metrics()}
@@ -146,8 +156,11 @@ class RewardModelObjective(FitObjective[Preference]):
                 f" (95%: {low:.1%} to {high:.1%}).\n"
             )
         card = CARD.format(base=self.config.model.path, measured=measured)
+        policy = led_copy(self.policy)
+        with self.policy.ranks.leading("whole_head"):
+            scorer = replace(self.scorer, policy=policy, head=self.whole_head())
         with writing(path / "model", path), whole_folder(path / "model") as made:
-            classifier = save_classifier(self.scorer, made, reading, card)
+            classifier = save_classifier(scorer, made, reading, card)
         require_loadable(classifier, path / "model")
         if self.config.run.curves:
             with writing(path / "curves.png", path):
