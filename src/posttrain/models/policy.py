@@ -34,6 +34,10 @@ from posttrain.models.shared_prompt.families import shared_prompt_refusal
 from posttrain.ranks.group import ONE_RANK, RankGroup
 
 
+SHARDED = "_sharded_forward"
+"""Attribute of a model that `models.sharding` has split over ranks: its forward pass."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """One set of weights, shared by trainer and sampler."""
@@ -86,20 +90,24 @@ class Policy:
         return logprobs
 
     def require_as_made(self) -> None:
-        """Refuse a model that has since got an adapter or a hook, which would not run.  It takes milliseconds."""
+        """Refuse a model that has since got an adapter or a hook, which would not run.  It takes milliseconds.
+
+        A sharded model has hooks; its layers were checked before it got them.
+        """
         model, forward = self.model, self.forward
+        is_whole = SHARDED not in vars(model)
         faults = [f"{name} has got an adapter with dropout" for name, *_ in torch_dropouts(model)]
         if any(module.training for module in model.modules()):
             faults.insert(0, "it has layers in training mode, whose dropout would be on")
         if isinstance(forward, SharedPromptForward):
             changed = sorted(adapted_names(model) ^ forward.adapted)
             faults[:0] = [f"{name} has got or lost an adapter" for name in changed]
-            refusal = shared_prompt_refusal(model) if type(forward) is SharedPromptForward else None
+            refusal = shared_prompt_refusal(model) if type(forward) is SharedPromptForward and is_whole else None
             faults[:0] = [] if refusal is None else [refusal]
         if faults:
             remedy = "Make the policy again after that, by posttrain.as_policy(policy.model, policy.tokenizer)."
             raise UserError(f"policy: its model has changed since the policy was made: {faults[0]}.  {remedy}")
-        if isinstance(forward, SharedPromptForward | PlainForward):
+        if isinstance(forward, SharedPromptForward | PlainForward) and is_whole:
             model_outputs.require_output_layer(model)
 
     def shared_by(self, ranks: RankGroup) -> "Policy":

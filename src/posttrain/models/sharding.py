@@ -39,13 +39,13 @@ from posttrain.models.forward import (
     token_parts,
 )
 from posttrain.models.model_outputs import recomputable_layers
-from posttrain.models.policy import Policy
+from posttrain.models.policy import SHARDED, Policy
 from posttrain.models.shared_prompt.decoder import Decoder
 
 Head = TypeVar("Head", bound=nn.Module)
 Model = TypeVar("Model", bound=nn.Module)
-FORWARD, SKELETON = "_sharded_forward", "_skeleton"
-"""Attributes of a sharded model and of a sharded head."""
+SKELETON = "_skeleton"
+"""Attribute of a sharded head: the same without weights."""
 INSIDE = "run_inside"
 """A method of sharded modules: `run_inside(function, *args)` calls it while the module's weights are whole."""
 
@@ -61,13 +61,13 @@ def sharded(policy: Policy, mesh: DeviceMesh) -> Policy:
     forward = sharded_forward(policy)
     if forward is None:
         forward = ShardedForward(policy, mesh)
-        vars(policy.model)[FORWARD] = forward
+        vars(policy.model)[SHARDED] = forward
     return replace(policy, forward=forward)
 
 
 def sharded_forward(policy: Policy) -> "ShardedForward | None":
     """The pass of a sharded model, also for the policy that it was before; None for a whole one."""
-    found: ShardedForward | None = vars(policy.model).get(FORWARD)
+    found: ShardedForward | None = vars(policy.model).get(SHARDED)
     return found
 
 
@@ -154,6 +154,7 @@ class ShardedForward:
         else:
             fault = f"policy: its forward pass is a {type(policy.forward).__name__}, which cannot be sharded"
             raise UserError(f"{fault}.  Use one rank, or make the policy by posttrain.as_policy.")
+        policy.require_as_made()
         require_shardable(policy.model)
         self.whole, self.mesh, self.inner, self.padded = policy, mesh, inner, policy.forward.padded
         self.is_whole = False
@@ -228,7 +229,7 @@ class ShardedForward:
 class ShardedDecoder(Decoder):
     """Each layer runs while its weights are whole, and keeps no copy of them for the backward pass."""
 
-    copies = False
+    keeps_copies = False
 
     def _block(self, index: int, x: Tensor, **rest: Any) -> Tensor:
         # x is an argument, because FSDP hooks its backward pass to tensors among arguments and results.

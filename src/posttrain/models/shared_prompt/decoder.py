@@ -102,8 +102,8 @@ class Decoder:
     Matrix products and attention run in `compute_dtype`; the residual stream in the weights' type; norms in float32.
     """
 
-    copies = True
-    """Whether layers are joined or narrowed in copies, which the backward pass keeps."""
+    keeps_copies = True
+    """Whether the backward pass may keep joined or narrowed copies of weights."""
 
     def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype | None = None) -> None:
         config = model.config
@@ -128,7 +128,7 @@ class Decoder:
         """A layer's weights, joined by differentiable concatenation, so gradients reach the model's parameters."""
         family, dtype, layer = self.family, self.compute_dtype, self.block(index)
         attention, mlp = layer.get_submodule(family.attention), layer.mlp
-        joined = partial(projection, dtype=dtype, copies=self.copies)
+        joined = partial(projection, dtype=dtype, keeps_copies=self.keeps_copies)
         return DecoderLayer(
             kind=self.kinds[index],
             activation=ACTIVATIONS[type(mlp.get_submodule(family.activation))],

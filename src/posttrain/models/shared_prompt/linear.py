@@ -68,30 +68,7 @@ def linear(
 ) -> Float[Tensor, "row outputs"]:
     if isinstance(matrix, PackedWeight):
         return matrix.product(x, bias)
-    if matrix.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
-        return cast(Tensor, _Narrowed.apply(x, matrix, bias))  # type: ignore[no-untyped-call]
     return F.linear(x, matrix, bias)
-
-
-class _Narrowed(torch.autograd.Function):
-    """A product in the type of x, which keeps the matrix itself for the backward pass and no copy in that type."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, matrix)
-        ctx.bias_dtype = None if bias is None else bias.dtype  # type: ignore[attr-defined]
-        return F.linear(x, matrix.to(x.dtype), None if bias is None else bias.to(x.dtype))
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, matrix = ctx.saved_tensors  # type: ignore[attr-defined]
-        bias_dtype: torch.dtype | None = ctx.bias_dtype  # type: ignore[attr-defined]
-        wanted = ctx.needs_input_grad  # type: ignore[attr-defined]
-        return (
-            grad @ matrix.to(grad.dtype) if wanted[0] else None,
-            (grad.T @ x).to(matrix.dtype) if wanted[1] else None,
-            grad.sum(0).to(bias_dtype) if wanted[2] else None,
-        )
 
 
 def for_inference(matrix: Tensor) -> Matrix:
@@ -154,19 +131,62 @@ class DenseWeight:
                     target.copy_(source)
 
 
-def dense_projection(modules: Sequence[nn.Linear | Conv1D], dtype: torch.dtype, *, copies: bool = True) -> DenseWeight:
+def dense_projection(modules: Sequence[nn.Linear | Conv1D], dtype: torch.dtype) -> DenseWeight:
     """Linear layers that read the same input as one, outputs side by side, in `dtype`.
 
     Trained layers are joined by a differentiable concatenation, so one product serves all and gradients reach the
     model's parameters.  Frozen ones stay apart: the backward pass would keep a joined copy instead of the parameters.
-    Without `copies` all stay apart, in their own type: the backward pass keeps nothing but the parameters.
     """
     parts = tuple(Part(weight_of(module), module.bias) for module in modules)
-    if not copies:
-        return DenseWeight(parts)
     if all(each.requires_grad for part in parts for each in part.tensors()):
         parts = _joined(parts)
     return DenseWeight(tuple(part.map(lambda tensor: tensor.to(dtype)) for part in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredWeight:
+    """As a `DenseWeight`, for weights that are whole only while their layer runs: the backward pass keeps no copy.
+
+    Layers are joined for the product, and again for its backward pass.
+    """
+
+    matrices: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
+
+    def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
+        bias = None
+        if any(each is not None for each in self.biases):
+            pairs = zip(self.matrices, self.biases, strict=True)
+            bias = torch.cat([m.new_zeros(len(m)) if each is None else each for m, each in pairs]).to(x.dtype)
+        return cast(Tensor, _JoinedTwice.apply(x, bias, *self.matrices))  # type: ignore[no-untyped-call]
+
+    def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "GatheredWeight":
+        return self
+
+
+class _JoinedTwice(torch.autograd.Function):
+    """x · Wᵀ + b, with W joined from matrices in the type of x."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, bias: Tensor | None, *matrices: Tensor) -> Tensor:
+        ctx.save_for_backward(x, *matrices)
+        return F.linear(x, _side_by_side(matrices, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *matrices = ctx.saved_tensors  # type: ignore[attr-defined]
+        of_x, of_bias, *of_matrices = ctx.needs_input_grad  # type: ignore[attr-defined]
+        parts: list[Tensor | None] = [None] * len(matrices)
+        if any(of_matrices):
+            rows = (grad.T @ x).split([len(each) for each in matrices])
+            known = zip(rows, matrices, of_matrices, strict=True)
+            parts = [part.to(matrix.dtype) if wanted else None for part, matrix, wanted in known]
+        grad_x = grad @ _side_by_side(matrices, grad.dtype) if of_x else None
+        return grad_x, grad.sum(0) if of_bias else None, *parts
+
+
+def _side_by_side(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    return (matrices[0] if len(matrices) == 1 else torch.cat([*matrices])).to(dtype)
 
 
 def weight_of(module: nn.Linear | Conv1D) -> Float[Tensor, "outputs inputs"]:
@@ -308,17 +328,21 @@ class AdaptedWeight:
             mine.copy_(new)
 
 
-Weight = DenseWeight | AdaptedWeight
+Weight = DenseWeight | GatheredWeight | AdaptedWeight
 
 
-def projection(modules: Sequence[nn.Module], dtype: torch.dtype, *, copies: bool = True) -> Weight:
+def projection(modules: Sequence[nn.Module], dtype: torch.dtype, *, keeps_copies: bool = True) -> Weight:
     """Linear layers that read the same input as one, outputs side by side, in `dtype`: see `dense_projection`.
 
-    If one has an adapter or is in 4 bits, the base of all is frozen; one without an adapter gets rank 0.
+    If one has an adapter or is in 4 bits, the base of all is frozen; one without an adapter gets rank 0.  Without
+    `keeps_copies` the backward pass keeps only the parameters themselves.
     """
     layers = [adapted_layer(module) for module in modules]
     if not any(layers) and not any(is_4_bit(module) for module in modules):
-        return dense_projection([cast(nn.Linear | Conv1D, module) for module in modules], dtype, copies=copies)
+        dense = [cast(nn.Linear | Conv1D, module) for module in modules]
+        if not keeps_copies:
+            return GatheredWeight(tuple(map(weight_of, dense)), tuple(module.bias for module in dense))
+        return dense_projection(dense, dtype)
     known = [
         layer or AdaptedLayer(cast(nn.Linear | Conv1D, module), None, 0.0)
         for layer, module in zip(layers, modules, strict=True)
