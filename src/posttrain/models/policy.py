@@ -33,7 +33,6 @@ from posttrain.models.forward import (
 from posttrain.models.shared_prompt.families import shared_prompt_refusal
 from posttrain.ranks.group import ONE_RANK, RankGroup
 
-
 SHARDED = "_sharded_forward"
 """Attribute of a model that `models.sharding` has split over ranks: its forward pass."""
 
