@@ -271,7 +271,6 @@ def open_session(
             replies.callback(close_engine, None if caller.engine else engine)
             algorithm = caller.algorithm or build_algorithm(config.algorithm)
             learner = learner_of(config, caller, policy, algorithm)
-            trained = trained_by_reward(learner)
         rewards = rewards_of(config, caller.functions, task, policy, replies_pay=environment.rewards)
         resources = opened.enter_context(Resources(config.sandbox))
         collecting = CollectorSettings(
@@ -296,7 +295,7 @@ def open_session(
             threads=threads,
             collector=Collector(task, engine, rewards, collecting, resources=resources, workers=environment.workers),
             learner=learner,
-            trained=trained,
+            trained=trained_by_reward(learner),
             behaviours=behaviours,
             environment=environment,
             opened=replies,
