@@ -1,6 +1,7 @@
 """When to call a calculator: a task with sums that the model `bundled-instruct` can do, and products that it cannot.
 
     python benchmarks/calculator_calls.py --write runs/calculator-rows
+    python benchmarks/calculator_calls.py --report runs/calculator-calls
 
 **What the prompt looks like.**  `What's 57 + 8?` or `What's 57 * 8?`, a from 10 to 99 and b from 2 to 9, through the
 chat template of `benchmarks/calculator_calls.jinja`, which names the tools.  The model was made from additions of this
@@ -20,9 +21,11 @@ is a number of the right size.
 """
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from statistics import fmean as mean
 from typing import Any
 
 import sums_task
@@ -122,13 +125,36 @@ def rows(num_demonstrations: int) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+def report(run: Path) -> Iterator[str]:
+    """Of a run's first and last evaluation, the shares of held-out questions with a call and with a right answer."""
+    from pyarrow import parquet
+
+    files = sorted((run / "evaluations").glob("step-*.parquet"))
+    for file in (files[0], files[-1]):
+        table = [row for row in parquet.read_table(file).to_pylist() if row["evaluation"] != "brief"]
+        for greedy, manner in ((False, "sampled"), (True, "greedy")):
+            for needs, kind in ((True, "products"), (False, "additions")):
+                asked = [row for row in table if row["greedy"] is greedy and needs_call(row) is needs]
+                called, right = (mean(CALL in row["completion"] for row in asked), mean(row["judged"] for row in asked))
+                yield f"{file.stem}  {manner:8}{kind:10}{len(asked):4}  called {called:.3f}  right {right:.3f}"
+
+
+def needs_call(row: Mapping[str, Any]) -> bool:
+    return bool(json.loads(row["columns"])["needs_call"])
+
+
 def main() -> None:
-    """Write the rows."""
+    """Write the rows, or report on a run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", metavar="FOLDER", type=Path, required=True)
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--write", metavar="FOLDER", type=Path)
+    asked.add_argument("--report", metavar="RUN", type=Path)
     parser.add_argument("--num-demonstrations", type=int, default=800)
     given = parser.parse_args()
-    sums_task.write_rows(given.write, rows(given.num_demonstrations))
+    if given.report:
+        print(*report(given.report), sep="\n")
+    else:
+        sums_task.write_rows(given.write, rows(given.num_demonstrations))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def test_mistakes_of_a_users_environment_are_named_before_the_first_step(guess: 
         environments(path=f"{guess}:same")
     with refused("number is a int"):
         environments(path=f"{guess}:number")
-    with refused("environment.path and environment.url", "only one"):
+    with refused("url = ws://127.0.0.1:1/ws", "path = "):
         environments(path=f"{guess}:Guess", url="ws://127.0.0.1:1/ws")
     with refused("environment.options", "path"):
         environments(options={"most": 7})

@@ -8,7 +8,8 @@ from typing import Any
 
 from websockets.sync.server import Server, ServerConnection, serve
 
-STEPS_OF_AN_EPISODE = 3
+STEPS = 3
+"""Steps of an episode."""
 
 
 class EchoServer:
@@ -18,6 +19,8 @@ class EchoServer:
         self.asked: list[dict[str, Any]] = []
         self.sessions = 0
         self.closed = threading.Event()
+        self.dies_at_step = 0
+        """The step at which every second session breaks off; 0 for none."""
         self.server: Server = serve(self.talk, "127.0.0.1", 0)
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
         self.thread.start()
@@ -28,7 +31,7 @@ class EchoServer:
 
     def talk(self, connection: ServerConnection) -> None:
         self.sessions += 1
-        steps = 0
+        steps, dies_at = 0, self.dies_at_step if self.sessions % 2 else 0
         for text in connection:
             message = json.loads(text)
             self.asked.append(message)
@@ -36,7 +39,7 @@ class EchoServer:
                 self.closed.set()
                 break
             said = message["data"].get("message", "")
-            if said == "close":
+            if said == "close" or (message["type"] == "step" and steps + 1 == dies_at):
                 connection.close()
                 break
             if said == "hang":
@@ -47,8 +50,8 @@ class EchoServer:
                 connection.send(json.dumps({"type": "error", "data": {"message": "no", "code": "EXECUTION_ERROR"}}))
             else:
                 steps += message["type"] == "step"
-                seen = {"echoed_message": f"You said {said!r}." if steps else "Say something.", "steps": steps}
-                answer = {"observation": seen, "reward": steps / 10 if steps else None, "done": steps == 3}
+                seen = {"echoed_message": f"You said {said[:8]!r}." if steps else "Say something.", "steps": steps}
+                answer = {"observation": seen, "reward": steps / 10 if steps else None, "done": steps == STEPS}
                 connection.send(json.dumps({"type": "observation", "data": answer}))
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Tools answer while a policy decodes: every equation that the bundled model begins is finished exactly."""
+"""Tools and servers answer while a policy decodes: the bundled models' equations, and conversations over OpenEnv."""
 
 import operator
 import re
@@ -16,11 +16,13 @@ from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
+from posttrain.options.environment import EnvironmentOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import SamplingParams
 from posttrain.options.task import CountdownOptions
-from posttrain.records import Finish, Group
+from posttrain.records import Finish, Group, Rollout
 from posttrain.tasks.countdown_task import CountdownTask
+from tests.support.openenv_server import EchoServer, echo_server
 
 EQUATION = re.compile(r"(?<![0-9)+*/-])(\d+)([-+*/])(\d+)=(-?\d+(?:/\d+)?)")
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
@@ -84,3 +86,42 @@ def test_the_last_turn_ends_a_completion_that_would_go_on(policy: Policy) -> Non
     finishes = {rollout.finish for group in groups for rollout in group.rollouts}
     assert Finish.TURNS in finishes
     assert all(len(rollout.turns) <= 2 for group in groups for rollout in group.rollouts)
+
+
+def talked(server: EchoServer, instruct: Policy) -> list[Rollout]:
+    options = EnvironmentOptions(url=server.url, max_failures=1)
+    settings = TurnSettings(max_turns=5, options=options)
+    renderer = renderer_of(instruct)
+    made = environments_of(settings, Toolbox(), renderer, instruct.stop_ids)
+    assert made is not None
+    prompts = [renderer.render([{"role": "user", "content": f"What's 1{digit} + 5?"}], id=digit) for digit in "12"]
+    request = GroupRequest(
+        sampling=SamplingParams(), key=StreamKey(0, "rollout", 0), group_size=2, max_completion_tokens=400
+    )
+    with ReplyWorkers(made) as workers:
+        groups = sample_conversations(InProcessEngine(instruct, max_rows=4), prompts, request, workers)
+    return [rollout for group in groups for rollout in group.rollouts]
+
+
+@pytest.fixture(scope="module")
+def instruct() -> Policy:
+    return load_policy(ModelOptions(path="bundled-instruct"), inference=True)
+
+
+def test_a_conversation_with_an_openenv_server_lasts_until_the_server_is_done(instruct: Policy) -> None:
+    with echo_server() as server:
+        rollouts = talked(server, instruct)
+    # The server echoes each turn, gives .1, .2, .3 and says `done` with the third.
+    assert {rollout.finish for rollout in rollouts} == {Finish.ENVIRONMENT}
+    assert [[turn.reward for turn in rollout.turns] for rollout in rollouts] == [[0.1, 0.2, 0.3]] * 4
+    assert all("You said" in rollout.text for rollout in rollouts)
+
+
+def test_a_session_that_dies_fails_the_completion_that_it_answers_and_keeps_what_was_said(instruct: Policy) -> None:
+    with echo_server() as server:
+        server.dies_at_step = 2
+        rollouts = talked(server, instruct)
+    failed = [rollout for rollout in rollouts if rollout.finish is Finish.FAILED]
+    assert len(failed) == 2
+    assert all("OpenEnvFailure" in rollout.failure for rollout in failed)
+    assert all(len(rollout.turns) == 1 and rollout.num_sampled > 0 for rollout in failed)
