@@ -18,6 +18,7 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.tensor_state import Tensors
 from posttrain.tasks.base import training_prompts
 from posttrain.training.collector import CollectedStep
+from posttrain.training.credited_step import CreditedStep
 from posttrain.training.held_out import held_out_score
 from posttrain.training.learner import warm_start
 from posttrain.training.metrics import UpdateReport, step_tokens
@@ -35,7 +36,8 @@ def count_step(state: RunState, collected: CollectedStep, updates: Sequence[Upda
 
 def train_again(session: Session, step: int, folder: RunFolder) -> None:
     """Take a finished step again; its journals, and what they say of evaluations and seconds, stay."""
-    train_on(session, step, recorded_files(folder.path / "rollouts")[step], Clock())
+    clock, file = Clock(), recorded_files(folder.path / "rollouts")[step]
+    learn_from(session, session.learner.credit(recorded(session, step, file), clock), clock)
     line = next(each for each in folder.metrics() if each["step"] == step)
     numbers = {name: float(value) for name, value in line.items() if value is not None}
     if (score := held_out_score(numbers)) is not None:
@@ -45,12 +47,11 @@ def train_again(session: Session, step: int, folder: RunFolder) -> None:
     session.trained.add_seconds(stages)
 
 
-def train_on(session: Session, step: int, file: Path, clock: Clock) -> None:
-    """Take a step with the groups and scores that its file has."""
-    learner, collected = session.learner, recorded(session, step, file)
-    credited = learner.credit(collected, clock)
+def learn_from(session: Session, credited: CreditedStep, clock: Clock) -> None:
+    """The second half of a step."""
+    learner, collected = session.learner, credited.collected
     learner.remember(credited)
-    updates = learner.learn(learner.batches(credited, clock), step, clock)
+    updates = learner.learn(learner.batches(credited, clock), collected.step, clock)
     count_step(session.trained.run, collected, updates, learner.num_updates)
 
 
@@ -61,15 +62,15 @@ def recorded(session: Session, step: int, file: Path) -> CollectedStep:
         raise RunError(f"{file}: holds step {found.step}, where step {step} is expected.  Restore the file.")
     draws = [group.draw for part in (found.trained, found.replaced) if part for group in part.groups]
     prompts = training_prompts(session.task, step, range(max(draws) + 1))
+    replies = any(not all(rollout.sequence.sampled) for group in found.trained.groups for rollout in group.rollouts)
 
     def prompted(group: Group) -> Group:
         """With all that the task knows of the prompt, which a teacher and spans of the prefill need."""
         prompt = prompts[group.draw]
-        if prompt.id != group.prompt.id:
-            raise RunError(
-                f"{file}: draw {group.draw} is of prompt {group.prompt.id}, and the task draws {prompt.id} there."
-                "  Restore the rows of the run."
-            )
+        same = prompt.tokens == group.prompt.tokens or replies  # an environment may have added to the prompt
+        if prompt.id != group.prompt.id or not same:
+            here = f"draw {group.draw} is of prompt {group.prompt.id}, {group.prompt.text!r:.80}"
+            raise RunError(f"{file}: {here}, and the task draws {prompt.text!r:.80}.  Restore the rows of the run.")
         return replace(group, prompt=replace(prompt, text=group.prompt.text, tokens=group.prompt.tokens))
 
     def groups_of(part: RecordedGroups) -> list[Group]:
@@ -116,12 +117,20 @@ def replay(
         if config.update.optimizer_from:
             learner.load_optimizer_state(config.update.optimizer_from)
         warm_start(learner, clock)
-        for step in range(last + 1):
-            if step:
-                train_on(session, step, files[step], clock)
+
+        def compare(step: int) -> None:
             if step in kept:
-                differences[step] = found = list(tensor_differences(session, kept[step]))
+                differences[step] = found = tensor_differences(session, kept[step])
                 show(f"step {step}: " + ("; ".join(found) or "equal to the bit"))
+
+        for step in range(1, last + 1):
+            credited = learner.credit(recorded(session, step, files[step]), clock)
+            if (
+                step == 1
+            ):  # step 0 is saved when the first step has its credit, from which a new critic learns its scale
+                compare(0)
+            learn_from(session, credited, clock)
+            compare(step)
     return Replayed(num_steps=last, differences=differences)
 
 
