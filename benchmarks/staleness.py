@@ -96,10 +96,11 @@ def measured(options: argparse.Namespace, staleness: int, correction: bool, seed
 def shown(found: dict[str, Any]) -> str:
     low, high = found["after"]["accuracy_sampled_interval"]
     what = f"K = {found['staleness']}{', corrected' if found['correction'] else ''}, seed {found['seed']}"
+    before, after = (found[when]["accuracy_sampled"] for when in ("before", "after"))
+    stale, effective = found.get("staleness/mean", 0.0), found.get("sampling/effective_sample_size", 1.0)
     return (
-        f"{what:24} {found['steps_per_minute']:6.2f} steps a minute   accuracy {found['before']['accuracy_sampled']:.3f}"
-        f" -> {found['after']['accuracy_sampled']:.3f} [{low:.3f}, {high:.3f}]   staleness"
-        f" {found.get('staleness/mean', 0):.2f}   effective {found.get('sampling/effective_sample_size', 1):.3f}"
+        f"{what:24} {found['steps_per_minute']:6.2f} steps a minute   accuracy {before:.3f} -> {after:.3f}"
+        f" [{low:.3f}, {high:.3f}]   staleness {stale:.2f}   effective {effective:.3f}"
     )
 
 
