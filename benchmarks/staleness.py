@@ -1,6 +1,6 @@
 """Steps per minute and held-out accuracy where steps are collected ahead, beside the same run in order.
 
-    .venv/bin/python benchmarks/staleness.py --staleness 0 2 --steps 8
+    .venv/bin/python benchmarks/staleness.py --staleness 0 2
     .venv/bin/python benchmarks/staleness.py --staleness 0 1 2 4 --steps 40 --seeds 0 1 2 --reward-seconds 0
 
 The runs are recipes/countdown-tiny.yaml with a reward that takes a second for each completion, 32 at a time, as a judge
@@ -22,6 +22,8 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "staleness.json"
 HELD_OUT = ("accuracy_sampled", "accuracy_sampled_interval", "mean_length")
+FILLED = 4
+"""Steps before the speed is measured: until then fewer than K + 1 are under way."""
 METRICS = ("staleness/mean", "staleness/max", "sampling/effective_sample_size", "seconds/wait", "seconds/sampler_wait")
 
 
@@ -84,7 +86,7 @@ def measured(options: argparse.Namespace, staleness: int, correction: bool, seed
         "steps": options.steps,
         "reward_seconds": options.reward_seconds,
         "at_once": options.at_once,
-        "steps_per_minute": 60 * (len(begun) - 1) / (begun[-1] - begun[0]),
+        "steps_per_minute": 60 * (len(begun) - FILLED) / (begun[-1] - begun[FILLED - 1]),
         "cpu_seconds": time.process_time() - began,
         "before": {name: run.summary["before"][name] for name in HELD_OUT},
         "after": {name: run.summary["after"][name] for name in HELD_OUT},
@@ -108,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=16, help=f"at least {FILLED + 1}")
     parser.add_argument("--held-out", type=int, default=512, help="held-out problems")
     parser.add_argument("--samples", type=int, default=8, help="held-out completions of each problem")
     parser.add_argument("--threads", type=int, default=2)
