@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from posttrain.errors import RunError, ToldElsewhere, UserError
@@ -103,6 +104,9 @@ class RankProcesses(RankGroup):
                 " different steps.  Use the same recipe, files, versions and kind of processor for all ranks."
             )
         self.signal = next((asked for _, asked in found if asked), "")
+
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        return init_device_mesh(device.type, (self.size,))
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         whole = [each for each in parameters if each.requires_grad and not isinstance(each, DTensor)]
