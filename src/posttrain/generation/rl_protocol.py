@@ -8,6 +8,7 @@ One update: `PAUSE` (mode=keep), `START`, `UPDATE`, `FINISH`, `RESUME`; `INIT` o
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Le, Len
@@ -285,8 +286,6 @@ class WeightInfo:
 
 
 Record = TypeVar("Record")
-READERS: dict[type, TypeAdapter[Any]] = {}
-"""Made when a record is first read or written: all of them take a tenth of a second."""
 
 
 def read(record: type[Record], body: bytes | str) -> Record:
@@ -300,7 +299,7 @@ def written(record: object) -> bytes:
     return reader(type(record)).dump_json(record)
 
 
-def reader(record: type) -> TypeAdapter[Any]:
-    if record not in READERS:
-        READERS[record] = TypeAdapter(record)
-    return READERS[record]
+@cache
+def reader(record: Any) -> TypeAdapter[Any]:
+    """Made when a record is first read or written: all of them take a tenth of a second."""
+    return TypeAdapter(record)

@@ -66,6 +66,6 @@ def target_fault(scope: Scope) -> RefusedRequest | None:
         _ = parts.port
     except ValueError as error:
         return RefusedRequest(f"{brief(target)}: is not a target ({error})")
-    scope["posttrain.host"] = parts.netloc
+    scope["target_host"] = parts.netloc
     scope["path"], scope["raw_path"] = unquote(parts.path), parts.path.encode("ascii")
     return None

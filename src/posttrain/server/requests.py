@@ -62,7 +62,7 @@ class Access:
 
     def require_own(self, request: Request) -> None:
         """Refuse a request of another site's page, and one that names another host than this machine."""
-        host, target = request.headers.get("Host", ""), request.scope.get("posttrain.host")
+        host, target = request.headers.get("Host", ""), request.scope.get("target_host")
         for named in (host,) if target is None else (host, target):
             if self.hosts is not None and named not in self.hosts:
                 rule = f"Host = {named[:80]!r}: use {' or '.join(self.hosts)}"

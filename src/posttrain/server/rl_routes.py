@@ -65,7 +65,8 @@ class TrainingRoutes:
         if asked.model is not None:
             self.service.model(asked.model)
         settings, continuations = sampling_of(asked, self.service.engine)
-        together = asked.posttrain.together if asked.posttrain is not None else None
+        own = asked.posttrain
+        together = own.together if own is not None else None
         sampled = await self.service.sampled(request, self.sampler.submit(settings, continuations, together))
         texts = stop_texts(self.service.policy.tokenizer, sampled, settings.stop_texts)
         choices = tuple(

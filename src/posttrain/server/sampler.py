@@ -20,7 +20,7 @@ from posttrain.generation.rl_protocol import PutTogether
 
 MAX_SAMPLINGS = 4
 """Different settings that are sampled side by side; each has a cache of its own."""
-TOGETHER_SECONDS = 5.0
+TOGETHER_SECONDS = 30.0
 """How long requests of one put wait for the others: longer than any delay between them, unless one is lost."""
 NO_KEY = StreamKey(0, "none", 0)
 """In place of a sampling's own key: every continuation has one."""
