@@ -183,6 +183,7 @@ WRITERS = {
     "sandbox/probes.py": "bait in a temporary folder of its own",
     "sandbox/inside/main.py": "/dev/null",
     "sandbox/sandboxed_process.py": "a file in memory, which a program reads",
+    "server/transfer_folder.py": "a new file in the server's own folder, renamed when it is whole and has its digest",
     "tasks/row_files/generator_rows.py": "a pipe to the process that started it",
     "training/critic.py": WHOLE_FOLDER,
     "trl/peft_models.py": "peft's own save_pretrained, which a script calls",
