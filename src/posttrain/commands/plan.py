@@ -26,6 +26,8 @@ class PlanSwitches(TrustSwitch):
     """Assumed length of prompts; a run knows its longest."""
     gpu_gb: Annotated[float, Ge(0.001)] | None = None
     """Plan for a CUDA GPU with this memory in GB, whatever this machine has."""
+    ranks: PositiveInt = 1
+    """Plan for a run by this many ranks (`posttrain rl --ranks`): the memory of each."""
     json: bool = False
     """Print the plan as JSON, in bytes."""
 
@@ -85,8 +87,9 @@ def show_plan(arguments: Sequence[str]) -> int:
         setup = planned_memory.pairs_setup(config.model, config.reward_model, shape, on_cuda=on_gpu)
     else:
         setup = planned_memory.sft_setup(config, shape, on_cuda=on_gpu)
+    setup = replace(setup, ranks=switches.ranks)
     if switches.gpu_gb is None:
-        machine = planned_memory.machine_memory(on_cuda=setup.on_cuda)
+        machine = planned_memory.machine_memory(on_cuda=setup.on_cuda, ranks=switches.ranks)
     else:
         machine = planned_memory.MachineMemory(round(switches.gpu_gb * 1e9), "GPU memory")
     beside = planned_memory.compared_setups(shape, setup) if isinstance(config, Config) else {"recipe": setup}

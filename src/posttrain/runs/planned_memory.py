@@ -18,9 +18,10 @@ from posttrain.models.classifiers.last_token_scores import classifier_bytes
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import DEQUANTISED_AT_LOAD, IN_4_BITS
-from posttrain.models.memory.memory_parts import BFLOAT16, FLOAT32, PARTS, MemorySetup, weights
+from posttrain.models.memory.memory_parts import BFLOAT16, FLOAT32, MemorySetup, weights
 from posttrain.models.memory.memory_plan import ADAPTER_RANK, MemoryPlan, changes_that_save, changes_until_it_fits
 from posttrain.models.memory.model_shape import ModelShape, recipe_shape
+from posttrain.models.memory.plan_parts import PARTS
 from posttrain.models.model_outputs import is_recomputing
 from posttrain.models.policy import Policy
 from posttrain.options.model import EXPERTS, ModelOptions, NewModelOptions
@@ -49,15 +50,15 @@ class MachineMemory:
     kind: str
 
 
-def machine_memory(*, on_cuda: bool) -> MachineMemory:
-    """The memory of the GPU, or of this machine as far as this process may use it."""
+def machine_memory(*, on_cuda: bool, ranks: int = 1) -> MachineMemory:
+    """The memory of the GPU, or of this machine as far as this process may use it, as one of several ranks on it."""
     if on_cuda:
         return MachineMemory(torch.cuda.get_device_properties(0).total_memory, "GPU memory")
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in LIMITS:
         said = limit.read_text().strip() if limit.is_file() else ""
         size = min(size, int(said)) if said.isdecimal() else size
-    return MachineMemory(size, "RAM")
+    return MachineMemory(size // ranks, "RAM" if ranks == 1 else f"RAM for each of {ranks} ranks here")
 
 
 def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool | None = None) -> MemorySetup:
@@ -204,7 +205,9 @@ def held_by(policy: Policy, setup: MemorySetup) -> MemorySetup:
         quantized=any(is_4_bit(each) for each in layers),
         trained=sum(each.numel() for each in model.parameters() if each.requires_grad),
         recomputes=is_recomputing(model),
-        shared_prompt=isinstance(policy.forward, SharedPromptForward),
+        shared_prompt=isinstance(policy.forward, SharedPromptForward)
+        or (policy.ranks.size > 1 and policy.forward_reason is None),
+        ranks=policy.ranks.size,
         on_cuda=policy.device.type == "cuda",
     )
 

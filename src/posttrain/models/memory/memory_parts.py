@@ -1,10 +1,9 @@
-"""Bytes of everything that a run holds: `PARTS` has an equation in the model's shape and the run's setup for each.
+"""Bytes of what a run holds, by an equation in the model's shape and the run's setup for each; see `plan_parts.PARTS`.
 
 N: parameters; L: layers; d: hidden; q, k, f: channels of queries, of keys and of the MLP; V: vocabulary; r: rank.
 P, T: tokens of a prompt and of a completion.  b, c: bytes of a weight and of a number in matrix products.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -61,11 +60,13 @@ class MemorySetup:
     group_size: int = 8
     max_rows: int = 256
     tokens_per_microbatch: int = 16384
+    ranks: int = 1
+    """Processes that share the run; the plan is of one of them."""
 
     @property
     def num_rows(self) -> int:
         """Completions that are decoded together."""
-        return min(self.max_rows, self.prompts_per_step * self.group_size)
+        return min(self.max_rows, -(-self.prompts_per_step * self.group_size // self.ranks))
 
     @property
     def row_tokens(self) -> int:
@@ -97,11 +98,12 @@ def largest_micro_batch(setup: MemorySetup) -> MicroBatchSize:
     Groups that lost completions without an advantage fill it up, so it may hold parts of one group more than fit whole.
     """
     budget, size = setup.tokens_per_microbatch, setup.group_size
+    share = -(-setup.prompts_per_step // setup.ranks)  # of one of several ranks
     prompt, completion = setup.prompt_tokens, setup.completion_tokens
     if not setup.shared_prompt:
-        rows = max(1, min(budget // setup.row_tokens, setup.prompts_per_step * size))
+        rows = max(1, min(budget // setup.row_tokens, share * size))
         return MicroBatchSize(-(-rows // size), rows, rows * setup.row_tokens)
-    prompts = min(-(-budget // (prompt + size * completion)), setup.prompts_per_step)
+    prompts = min(-(-budget // (prompt + size * completion)), share)
     rows = max(1, min((budget - prompts * prompt) // completion, prompts * size))
     return MicroBatchSize(prompts, rows, prompts * prompt + rows * completion)
 
@@ -284,9 +286,10 @@ def update_copies(shape: ModelShape, setup: MemorySetup) -> int:
         experts = shape.expert_parameters // (shape.layers if setup.recomputes else 1) if setup.adapts_experts else 0
         largest = max((i * o for i, o in shape.linear_layers), default=0) if whole else 0
         return c * (head + largest) + FLOAT32 * experts
+    kept = shape.layers if setup.ranks > 1 else 1  # sharded layers keep none: one at a time
     if casts:
-        return c * (shape.linear_parameters + head)
-    return c * shape.joined_parameters if setup.shared_prompt else 0
+        return c * (shape.linear_parameters // kept + head)
+    return c * shape.joined_parameters // kept if setup.shared_prompt else 0
 
 
 def token_activations(shape: ModelShape, setup: MemorySetup) -> int:
@@ -344,35 +347,3 @@ def activations(shape: ModelShape, setup: MemorySetup) -> int:
     if setup.recomputes:
         return passing + layer + shape.layers * tokens * FLOAT32 * shape.hidden
     return passing + layer * shape.layers
-
-
-@dataclass(frozen=True, slots=True)
-class PlanPart:
-    """One row of a plan."""
-
-    name: str
-    words: str
-    phase: Literal["loading", "always", "sampling", "updating"]
-    """When it is held; parts of sampling and of updating are never held at the same time."""
-    bytes: Callable[[ModelShape, MemorySetup], int]
-    captured: bool = False
-    """Whether captured steps on a GPU keep it at one address, and so always."""
-
-
-PARTS = (
-    PlanPart("as_loaded", "weights as loaded", "loading", bytes_while_loading),
-    PlanPart("weights", "weights", "always", weights),
-    PlanPart("optimizer", "optimiser", "always", optimizer),
-    PlanPart("reference", "reference", "always", reference),
-    PlanPart("critic", "critic", "always", critic_bytes),
-    PlanPart("reward_models", "reward models", "always", lambda shape, setup: setup.reward_models),
-    PlanPart("teacher", "teacher", "always", lambda shape, setup: setup.teacher),
-    PlanPart("key_value_cache", "K/V cache", "sampling", key_value_cache, captured=True),
-    PlanPart("cache_growth", "K/V cache growing", "sampling", cache_growth),
-    PlanPart("logits", "logits", "sampling", sampled_logits),
-    PlanPart("copies", "matrix copies", "sampling", sampler_copies, captured=True),
-    PlanPart("gradients", "gradients", "updating", gradients),
-    PlanPart("activations", "activations", "updating", activations),
-    PlanPart("logits", "logits", "updating", trained_logits),
-    PlanPart("copies", "matrix copies", "updating", update_copies),
-)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from posttrain.models.adapters.adaptable import reaches_half
-from posttrain.models.memory import memory_parts
+from posttrain.models.memory import memory_parts, plan_parts
 from posttrain.models.memory.model_shape import ModelShape
 
 IMPORTED_BYTES = 405_000_000
@@ -35,10 +35,10 @@ class MemoryPlan:
     def parts(self) -> dict[str, dict[str, int]]:
         """Names and bytes, by the phase in which a part is held."""
         made: dict[str, dict[str, int]] = {"loading": {}, "always": {}, "sampling": {}, "updating": {}}
-        for part in memory_parts.PARTS:
+        for part in plan_parts.PARTS:
             stays = part.captured and self.setup.on_cuda and self.setup.shared_prompt
             unused = part.phase == "sampling" and not self.setup.samples
-            size = 0 if unused else part.bytes(self.shape, self.setup)
+            size = 0 if unused else part.held(self.shape, self.setup)
             made["always" if stays else part.phase][part.name] = size
         return made
 

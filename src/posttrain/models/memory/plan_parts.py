@@ -1,0 +1,87 @@
+"""The parts of a memory plan, and what several ranks hold in addition: weights that are whole for some time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from posttrain.models.memory.memory_parts import (
+    MemorySetup,
+    activations,
+    bytes_while_loading,
+    cache_growth,
+    critic_bytes,
+    gradients,
+    key_value_cache,
+    optimizer,
+    reference,
+    sampled_logits,
+    sampler_copies,
+    trained_logits,
+    update_copies,
+    weights,
+)
+from posttrain.models.memory.model_shape import ModelShape
+
+
+def whole_while_loading(shape: ModelShape, setup: MemorySetup) -> int:
+    """Copies that are made before several ranks split them: the reference, and the weights of the critic's trunk."""
+    return 0 if setup.ranks == 1 else reference(shape, setup) + critic_bytes(shape, setup) // 4
+
+
+def gathered_to_sample(shape: ModelShape, setup: MemorySetup) -> int:
+    """The whole weights, from which each of several ranks samples its share."""
+    return 0 if setup.ranks == 1 else weights(shape, setup)
+
+
+def gathered_to_update(shape: ModelShape, setup: MemorySetup) -> int:
+    """Of several ranks: one layer and what is in none, whole, with their gradients: b · 2 (N_layer + N_rest).
+
+    Under an adapter the gradient of what is frozen is missing.
+    """
+    if setup.ranks == 1:
+        return 0
+    layer = (shape.linear_parameters + shape.expert_parameters) // shape.layers
+    rest = shape.parameters - layer * shape.layers
+    return (1 if setup.adapter_rank is not None else 2) * setup.weight_bytes * (layer + rest)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPart:
+    """One row of a plan."""
+
+    name: str
+    words: str
+    phase: Literal["loading", "always", "sampling", "updating"]
+    """When it is held; parts of sampling and of updating are never held at the same time."""
+    bytes: Callable[[ModelShape, MemorySetup], int]
+    captured: bool = False
+    """Whether captured steps on a GPU keep it at one address, and so always."""
+    split: bool = False
+    """Whether each of several ranks has a part of it."""
+
+    def held(self, shape: ModelShape, setup: MemorySetup) -> int:
+        """Bytes of it in one process."""
+        size = self.bytes(shape, setup)
+        return -(-size // setup.ranks) if self.split else size
+
+
+PARTS = (
+    PlanPart("as_loaded", "weights as loaded", "loading", bytes_while_loading),
+    PlanPart("copies_as_made", "reference and critic, whole at first", "loading", whole_while_loading),
+    PlanPart("weights", "weights", "always", weights, split=True),
+    PlanPart("optimizer", "optimiser", "always", optimizer, split=True),
+    PlanPart("reference", "reference", "always", reference, split=True),
+    PlanPart("critic", "critic", "always", critic_bytes, split=True),
+    PlanPart("reward_models", "reward models", "always", lambda shape, setup: setup.reward_models),
+    PlanPart("teacher", "teacher", "always", lambda shape, setup: setup.teacher, split=True),
+    PlanPart("gathered", "whole weights", "sampling", gathered_to_sample),
+    PlanPart("key_value_cache", "K/V cache", "sampling", key_value_cache, captured=True),
+    PlanPart("cache_growth", "K/V cache growing", "sampling", cache_growth),
+    PlanPart("logits", "logits", "sampling", sampled_logits),
+    PlanPart("copies", "matrix copies", "sampling", sampler_copies, captured=True),
+    PlanPart("gradients", "gradients", "updating", gradients, split=True),
+    PlanPart("gathered", "whole weights", "updating", gathered_to_update),
+    PlanPart("activations", "activations", "updating", activations),
+    PlanPart("logits", "logits", "updating", trained_logits),
+    PlanPart("copies", "matrix copies", "updating", update_copies),
+)
