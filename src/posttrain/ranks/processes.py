@@ -45,6 +45,7 @@ class RankProcesses(RankGroup):
         self.number = next(JOINED)
         self.job, self.store = self.keys(server)
         self._calls, self._inside = 0, False
+        self._mesh: DeviceMesh | None = None
         self._alive, self._alive_since = b"", time.monotonic()
         self.store.set(f"process/{rank}", f"{socket.gethostname()} {os.getpid()}")
 
@@ -106,7 +107,9 @@ class RankProcesses(RankGroup):
         self.signal = next((asked for _, asked in found if asked), "")
 
     def mesh(self, device: torch.device) -> DeviceMesh:
-        return init_device_mesh(device.type, (self.size,))
+        if self._mesh is None:
+            self._mesh = init_device_mesh(device.type, (self.size,))
+        return self._mesh
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         whole = [each for each in parameters if each.requires_grad and not isinstance(each, DTensor)]

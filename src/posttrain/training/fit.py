@@ -191,7 +191,7 @@ def plan_lines(session: FitSession[Item]) -> list[str]:
     objective, policy, options = session.objective, session.objective.policy, session.objective.options
     on_cuda, shape = policy.device.type == "cuda", object_shape(policy.model)
     memory = MemoryPlan(shape, held_by(policy, objective.memory(shape, on_cuda=on_cuda)))
-    machine = machine_memory(on_cuda=on_cuda)
+    machine = machine_memory(on_cuda=on_cuda, ranks=policy.ranks.size)
     first, *more = session.source.described()
     return [
         *model_lines(policy, session.model_name),

@@ -100,7 +100,7 @@ def planned_memory(session: Session) -> tuple[str, list[str]]:
     setup = rl_setup(session.config, shape, session.algorithm, prompt_tokens=prompt_tokens, on_cuda=on_cuda)
     samples_elsewhere = session.caller.engine is not None or not isinstance(session.config.engine, InProcessOptions)
     setup = replace(setup, reward_models=reward_model_bytes(session), samples=not samples_elsewhere)
-    plan, machine = MemoryPlan(shape, held_by(policy, setup)), machine_memory(on_cuda=on_cuda)
+    plan, machine = MemoryPlan(shape, held_by(policy, setup)), machine_memory(on_cuda=on_cuda, ranks=policy.ranks.size)
     return memory_line(plan, machine), memory_warning(plan, machine)
 
 
