@@ -11,6 +11,7 @@ from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import StreamKey
 from posttrain.records import Finish, Group, Rollout
+from tests.engine.test_continuation import engine_of as steps_of
 from tests.support.tiny import plain_logprobs, request, some_prompts, tiny_policy
 from tests.support.turns import Dice, conversations, environments
 
@@ -47,11 +48,19 @@ def test_conversations_have_turns_of_all_kinds() -> None:
     assert sum(turn.num_given for each in found for turn in each.turns) > 50
 
 
-@pytest.mark.parametrize("max_rows", [2, 9, 256])
-def test_the_order_in_which_replies_arrive_and_max_rows_change_nothing(max_rows: int) -> None:
+@pytest.mark.parametrize(("max_rows", "prompts"), [(2, 1), (9, 4), (256, 8)])
+def test_the_order_in_which_replies_arrive_and_max_rows_change_nothing(max_rows: int, prompts: int) -> None:
     dice = partial(Dice, slow=lambda share: 0.02 * (share > 0.9))
-    found = conversations(engine_of(max_rows), PROMPTS, ASKED, environments(dice, max_turns=4, workers=7))
-    assert_same(rollouts_of(found), rollouts_of(EXPECTED))
+    made = environments(dice, max_turns=4, workers=7)
+    found = conversations(engine_of(max_rows), PROMPTS[:prompts], ASKED, made)
+    assert_same(rollouts_of(found), rollouts_of(EXPECTED[:prompts]))
+
+
+@pytest.mark.parametrize("path", ["static", "own_forward", "recomputed"])
+def test_every_kind_of_steps_gives_the_same_conversations(path: str) -> None:
+    asked = replace(ASKED, group_size=3)
+    found = conversations(steps_of(path), PROMPTS[:4], asked, environments(Dice, max_turns=4))
+    assert_same(rollouts_of(found), [each for group in EXPECTED[:4] for each in group.rollouts[:3]])
 
 
 def test_a_conversation_alone_is_the_one_among_63_others() -> None:

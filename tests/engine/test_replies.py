@@ -11,12 +11,14 @@ import torch
 
 from posttrain.environments.protocol import Environments, Reply
 from posttrain.environments.workers import Exchange, ReplyWorkers
+from posttrain.errors import RunError
 from posttrain.generation import conversations as loop_module
 from posttrain.generation.conversations import sample_conversations
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import StreamKey
 from posttrain.records import Finish, Group
 from tests.engine.test_continuation import Counted
+from tests.support.refusals import refused
 from tests.support.tiny import VOCAB, request, some_prompts, tiny_policy
 from tests.support.turns import Dice, conversations, environments
 
@@ -72,6 +74,16 @@ def test_a_slow_environment_parks_its_row_and_the_others_decode_on() -> None:
     assert sum(ended) == 12
     assert ended[-1] == 1
     assert {each.finish for group in groups for each in group.rollouts} <= {Finish.STOP, Finish.LENGTH}
+
+
+def test_conversations_that_outlive_their_session_end() -> None:
+    """As those of a thread that collects ahead, when another thread has ended the run."""
+    never = threading.Event()
+    workers = ReplyWorkers(environments(lambda: Waits(never), seconds=60))
+    threading.Timer(0.3, workers.close).start()
+    with refused("environment test", "its session has ended", error=RunError):
+        sample_conversations(engine_of(), PROMPTS, ASKED, workers)
+    never.set()
 
 
 class OnALoop:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, SupportsFloat, TypeVar, cast
 
 from posttrain.environments.protocol import Environments, Reply, Said
+from posttrain.errors import RunError
 from posttrain.turns import ToolCall
 
 GRACE_SECONDS = 0.25
@@ -114,6 +115,11 @@ class ReplyWorkers:
             self._loop.call_soon_threadsafe(self._loop.stop)
         self.environments.close()
 
+    def require_open(self) -> None:
+        """Raises RunError where nobody replies any more, as to a thread that goes on after its session."""
+        if self._closed:
+            raise RunError(f"environment {self.environments.name}: its session has ended, so nothing replies any more.")
+
     def __enter__(self) -> Self:
         return self
 
@@ -198,7 +204,10 @@ class Asking(Generic[Place]):
         self.workers.ask(PendingReply(place=place, said=said, call=call, read=read, answers=self._answers))
 
     def answered(self, seconds: float) -> list[tuple[Place, Exchange]]:
-        """The answers that are there, after waiting up to `seconds` for a first one; late ones are failures."""
+        """The answers that are there, after waiting up to `seconds` for a first one; late ones are failures.
+
+        Raises RunError if the workers are closed meanwhile.
+        """
         until = time.monotonic() + seconds
         found: list[tuple[Place, Exchange]] = []
         while self.num_open:
@@ -209,6 +218,7 @@ class Asking(Generic[Place]):
                 self.workers.settle_late()
                 if (found or not left) and self._answers.empty():
                     break
+                self.workers.require_open()
                 continue
             self.num_open -= 1
             found.append((pending.place, exchange))
