@@ -61,7 +61,7 @@ class RlServer:
     def post(self, path: str, body: object = None, **headers: str) -> tuple[int, Any]:
         """Status and content of an answer; a body is a record of the wire, or JSON."""
         content = b"" if body is None else json.dumps(body).encode() if isinstance(body, dict) else wire.written(body)
-        given = {"Content-Type": "application/json", **headers}
+        given = {"Content-Type": "application/json", "Connection": "close", **headers}  # vLLM ends it after a 500
         said = self.client.post(self.url + path, content=content, headers=given)
         return said.status_code, json.loads(said.content) if said.content else None
 

@@ -12,6 +12,7 @@ from posttrain.commands.arguments import LOADING, model_layer, split_arguments
 from posttrain.commands.flags import CommandSpec, given_flags
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
+from posttrain.options.rollout import HttpOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.sandbox.probes import Finding, SandboxUnavailable
 from posttrain.sandbox.process_pool import ProcessPool, ServerLost
@@ -30,18 +31,18 @@ class DoctorSwitches:
 PROGRAM = CommandSpec(
     name="posttrain doctor [RECIPE.yaml ...]",
     description="Show versions, devices and free memory, make the environment or the tools of the recipes and flags,"
-    " and try their sandbox: each probe that fails is named with its remedy.  Exit code 0 if programs can be run"
-    " safely, else 1.  With --model: its size and types, forward pass, context, stop tokens and tokenizer; then it is"
-    " sampled from.",
+    " ask the servers of their engine what they are, and try their sandbox: each probe that fails is named with its"
+    " remedy.  Exit code 0 if programs can be run safely, else 1.  With --model: its size and types, forward pass,"
+    " context, stop tokens and tokenizer; then it is sampled from.",
     switches=DoctorSwitches(),
     only=(
-        *("sandbox", "environment", "tools", "tools_at"),
+        *("sandbox", "environment", "tools", "tools_at", "engine"),
         *LOADING,
         *(f"model.{name}" for name in ("chat_template", "adapter", "quantization", "gradient_checkpointing", "frozen")),
     ),
 )
 
-NOT_OF_MODELS = ("sandbox", "environment", "tools", "tools_at")
+NOT_OF_MODELS = ("sandbox", "environment", "tools", "tools_at", "engine")
 OTHERS = {"bubblewrap": "bwrap", "container (docker)": "docker", "container (podman)": "podman"}
 """Kinds of sandboxes by the program that they need."""
 PACKAGES = ("posttrain", "torch", "transformers", "tokenizers", "numpy", "math-verify", "peft")
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     for name, says in (*machine(), *((name, installed(name)) for name in PACKAGES)):
         print(f"{name:12} {says}")
     print()
-    for line in replies(config):
+    for line in (*replies(config), *servers(config)):
         print(line)
     return 0 if sandbox(config.sandbox) else 1
 
@@ -87,6 +88,15 @@ def replies(config: Config) -> list[str]:
         name, _, example = made_once(config.environment)
         lines.append(f"environment  {name} makes a {type(example).__name__}")
     return [*lines, ""]
+
+
+def servers(config: Config) -> list[str]:
+    """What the servers of the engine say of themselves."""
+    if not isinstance(config.engine, HttpOptions):
+        return []
+    from posttrain.generation.http.server_checks import server_lines
+
+    return [f"{'' if number else 'engine':12} {line}" for number, line in enumerate(server_lines(config.engine))]
 
 
 def model(config: Config, name: str) -> None:

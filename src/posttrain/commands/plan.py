@@ -16,6 +16,7 @@ from posttrain.config.recipes import merge, to_yaml
 from posttrain.config.run_trust import READ_BY_IMPORT
 from posttrain.errors import UserError
 from posttrain.options.bounds import PositiveInt
+from posttrain.options.rollout import HttpOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,8 @@ def show_plan(arguments: Sequence[str]) -> int:
         print(json.dumps(plans_as_json(plans, machine), indent=1))
     else:
         print_plans(plans, machine, config.optimizer)
+        if isinstance(config, Config) and isinstance(config.engine, HttpOptions):
+            print(f"Completions are sampled by {', '.join(config.engine.urls)}, which get weights {config.engine.way}.")
         if isinstance(config, Config) and (config.tools or config.environment.is_given):
             print("Replies are not counted: with them a completion may fill the model's context.")
     return 0

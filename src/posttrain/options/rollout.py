@@ -172,6 +172,12 @@ class HttpOptions(Bounded):
         Rule("transfer_folder", lambda o: not o.transfer_folder or o.transport != "put", "is not for transport: put."),
     )
 
+    @property
+    def way(self) -> str:
+        """How servers get weights, in words."""
+        folder = f"as files in {self.transfer_folder or 'the run folder'}"
+        return {"put": "by PUT", "folder": folder, "auto": f"{folder} or by PUT"}[self.transport]
+
     def __post_init__(self) -> None:
         for each in (*self.urls, self.evaluation):
             require_no_password(each, "urls", "Give a key by key_env.")

@@ -167,7 +167,7 @@ class HttpEngine:
         if server.fault is not None:  # it may have been started again, as another one
             server.facts = await facts_of(server.calls, self.policy)
         try:
-            await send_weights(server.calls, file, upload=upload)
+            server.paused_seconds = await send_weights(server.calls, file, upload=upload)
         except ServerFault as fault:
             if not upload and "no such file" in fault.said:
                 raise UserError(f"{fault}  {SHARED}.") from None

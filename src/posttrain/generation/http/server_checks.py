@@ -1,11 +1,12 @@
 """What a server says of itself, and what a run refuses before it samples anything from it."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posttrain.errors import UserError
-from posttrain.generation.http.server_calls import ServerCalls, ServerFault
+from posttrain.generation.http.server_calls import ServerCalls, ServerFault, key_of, require_httpx
 from posttrain.generation.http.vllm_settings import (
     BACKEND,
     CPU_HEAD_WIDTHS,
@@ -27,7 +28,7 @@ from posttrain.generation.rl_protocol import (
 from posttrain.models.context import num_embeddings
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import token_ids, tokenizer_digest
-from posttrain.options.rollout import SamplingParams
+from posttrain.options.rollout import HttpOptions, SamplingParams
 
 TOKENIZED = "Use 12, 7 and 305 to make 24.\n<think> naïve café — 東京 </think>"
 """A text that two tokenizers hardly split alike."""
@@ -196,6 +197,27 @@ def require_sampling(calls: ServerCalls, facts: Facts, sampling: SamplingParams)
     if sampling.cuts:
         fault = "a top-k, top-p or min-p cut, of which vLLM gives no log-probs before the cut"
         raise refusal(calls, fault, "Leave the cut out, or sample on a server of posttrain's")
+
+
+def server_lines(options: HttpOptions) -> list[str]:
+    """What each server says of itself, or why it does not answer."""
+    require_httpx()
+
+    async def line(url: str) -> str:
+        calls = ServerCalls(url, options.seconds, key_of(options))
+        try:
+            info = await calls.ask_for(WeightInfo, "connect", WEIGHT_INFO, seconds=options.seconds.connect)
+        except ServerFault as fault:
+            return str(fault)
+        finally:
+            await calls.close()
+        kind = "posttrain serve --rl" if info.posttrain is not None else "vLLM"
+        return f"{url} ({kind}), with weights of version {info.weight_version[:40]}"
+
+    async def lines() -> list[str]:
+        return list(await asyncio.gather(*map(line, (*options.urls, *filter(None, [options.evaluation])))))
+
+    return asyncio.run(lines())
 
 
 def refusal(calls: ServerCalls, fault: str, remedy: str) -> UserError:

@@ -31,6 +31,9 @@ class Server:
     tokens: int = 0
     """The most tokens that they can hold at their ends."""
 
+    paused_seconds: float = 0.0
+    """How long the last update kept it from sampling."""
+
     @property
     def url(self) -> str:
         return self.calls.url

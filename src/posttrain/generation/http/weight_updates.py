@@ -33,8 +33,8 @@ def uploads(facts: Facts, path: Path, transport: str) -> bool:
     return facts.ours and not (facts.transfer_folder and path.resolve().is_relative_to(facts.transfer_folder))
 
 
-async def send_weights(calls: ServerCalls, file: WeightsFile, *, upload: bool) -> None:
-    """Give a server the weights of a file.  Completions under way continue with them.
+async def send_weights(calls: ServerCalls, file: WeightsFile, *, upload: bool) -> float:
+    """Give a server the weights of a file; the seconds that it was paused.  Completions under way continue with them.
 
     Raises ServerFault; the server then stays paused, so that nothing is sampled from half a model.
     """
@@ -51,6 +51,7 @@ async def send_weights(calls: ServerCalls, file: WeightsFile, *, upload: bool) -
             f"weights {file.version}: upload", "PUT", UPLOAD.format(sha256=file.sha256), file.path, seconds=seconds
         )
     info = UpdateInfo(sha256=file.sha256, path="" if upload else str(file.path), adapter=file.adapter)
+    began = time.monotonic()
     await post("pause", f"{PAUSE}?mode=keep")
     await post("init", INIT, written(InitRequest(init_info={})))
     try:
@@ -66,9 +67,11 @@ async def send_weights(calls: ServerCalls, file: WeightsFile, *, upload: bool) -
         await post("update", UPDATE, written(UpdateRequest(update_info=info)))
     await post("finish", FINISH, written(FinishRequest(weight_version=str(file.version))))
     await post("resume", RESUME)
+    paused = time.monotonic() - began
     phase = f"weights {file.version}: version"
     said = await calls.ask_for(WeightInfo, phase, WEIGHT_INFO, seconds=max(0.0, until - time.monotonic()))
     if said.weight_version != str(file.version):
         raise ServerFault(
             calls.url, phase, f"it says that it has weights {said.weight_version[:40]!r} after the update"
         )
+    return paused
