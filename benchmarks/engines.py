@@ -1,4 +1,4 @@
-"""An inference server as an engine: parity after updates that move the weights, seconds of an update, tokens per CPU second.
+"""A server as an engine: parity after updates that move the weights, seconds of an update, tokens per CPU second.
 
     python benchmarks/engines.py http://127.0.0.1:8000 MODEL PID
 
