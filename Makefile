@@ -11,7 +11,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gymnasium test-browser soak check lint format types docs families bench trl-parity trl-scripts trl-tests mutants constraints clean
+.PHONY: help demo test test-gymnasium test-browser test-vllm soak check lint format types docs families bench trl-parity trl-scripts trl-tests mutants constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +27,9 @@ test-gymnasium: .venv/.ok .gymnasium-0.29/.ok ## the tests of inverse RL once mo
 
 test-browser: .venv/.ok ## the voting page in a headless Chromium, which POSTTRAIN_CHROMIUM names where the PATH has none
 	$(BIN)/python -m pytest -rs tests/end_to_end/test_ballot_browser.py
+
+test-vllm: .venv/.ok ## servers' tests against vLLM's CPU build, in an environment of its own (3.4 GB); says what it skips where there is none
+	$(BIN)/python -m tests.vllm_suite
 
 soak: .venv/.ok ## a hundred thousand programs, and completions through workers, and what they leave behind
 	$(BIN)/python -m tests.soak --items 100000
@@ -76,7 +79,7 @@ constraints: .venv/.ok ## resolve every dependency anew into constraints.txt
 	    --constraints - --custom-compile-command 'make constraints' --no-annotate --output-file constraints.txt pyproject.toml
 
 clean: ## remove what make made; runs/ stays
-	rm -rf .venv .venv-trl .venv-trl-ppo .venv-imitation .gymnasium-0.29 .mutants dist docs/_build docs/api docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-trl .venv-trl-ppo .venv-imitation .venv-vllm .gymnasium-0.29 .mutants dist docs/_build docs/api docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # .ok is written last and removed first, so that a half-made environment is made again and never used.
 .venv/.ok: pyproject.toml constraints.txt

@@ -1,0 +1,45 @@
+"""Runs over vLLM, where `make test-vllm` has started one: its log-probs are the trainer's after every update."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import posttrain
+from posttrain.errors import UserError
+from posttrain.runs.alarms import GAP
+from tests.support.rl_server import ADDRESS, MODEL, NATS
+from tests.support.runs import metrics_of, rollout_rows, tiny_recipe
+
+pytestmark = pytest.mark.skipif(ADDRESS not in os.environ, reason="needs vLLM's server: make test-vllm")
+
+
+def config(folder: Path, **sections: object) -> posttrain.Config:
+    given = {"model": {"path": os.environ[MODEL]}, "engine": {"name": "http", "urls": [os.environ[ADDRESS]]}}
+    return posttrain.load_recipe(tiny_recipe(folder, **{**given, **sections}))
+
+
+def test_a_run_over_vllm_has_the_trainers_log_probs_at_every_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    posttrain.train(config(tmp_path / "case", rollout={"max_completion_tokens": 40}))
+    steps = metrics_of(tmp_path / "case" / "run")[1:]
+    assert len(steps) == 4
+    assert max(step[GAP] for step in steps) < NATS
+    assert {row["weights_version"] for row in rollout_rows(tmp_path / "case" / "run", 4)} == {3}
+    told = capsys.readouterr().out
+    assert "(vLLM, float32)" in told
+    assert "weights as files in" in told
+
+
+def test_an_adapter_is_added_to_its_base_for_vllm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    adapter = {"path": os.environ[MODEL], "adapter": {"rank": 2}}
+    posttrain.train(config(tmp_path / "case", model=adapter, rollout={"max_completion_tokens": 40}))
+    assert max(step[GAP] for step in metrics_of(tmp_path / "case" / "run")[1:]) < NATS
+    assert "adapter and base added up in float32" in capsys.readouterr().out
+
+
+def test_a_cut_is_refused_before_anything_is_sampled(tmp_path: Path) -> None:
+    cut = config(tmp_path / "case", rollout={"top_k": 5, "allow_cut_sampling": True})
+    with pytest.raises(UserError, match="before the cut"):
+        posttrain.train(cut)

