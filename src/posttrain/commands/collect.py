@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 from posttrain.commands.arguments import INTERRUPTED, TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec, named_as_flags
 from posttrain.config import CollectConfig
 from posttrain.options.bounds import Rule, Unused, require_rules
 from posttrain.options.collect import PersonJudgeOptions
-from posttrain.server.addresses import Port
+from posttrain.server.addresses import Port, serve_extra
 
 MAY_CHANGE = ("run.threads", "judge.endpoint", "judge.options")
 """Options that may change when a collection is resumed."""
@@ -67,6 +68,10 @@ def main(arguments: Sequence[str]) -> int:
     if switches.dry_run:
         collection_report.show_collection_plan(config)
         return 0
+
+    if isinstance(config.judge, PersonJudgeOptions) and not switches.terminal:
+        with serve_extra("collect: the voting page (--terminal needs none)"):  # before anything is sampled
+            import_module("posttrain.server.voting_page")
 
     def have_people_vote(collection: Collection) -> None:
         assert isinstance(config.judge, PersonJudgeOptions)

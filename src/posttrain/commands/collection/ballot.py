@@ -13,7 +13,6 @@ from posttrain.commands.collection.pairs import Pair, lot, standing_votes
 from posttrain.errors import UserError
 from posttrain.runs.files import LineJournal
 from posttrain.runs.progress import visible
-from posttrain.server.addresses import serve_extra
 from posttrain.server.votes import CHOICES, ShownPair, StaleVote
 
 
@@ -122,8 +121,8 @@ LOOK_SECONDS = 0.2
 
 
 def ask_on_pages(ballots: Sequence[Ballot], question: str, *, port: int, stopping: Callable[[], bool]) -> None:
-    with serve_extra("the voting page (or use --terminal)"):
-        from posttrain.server.voting_page import VotingPage
+    from posttrain.server.voting_page import VotingPage
+
     with VotingPage(ballots, question, port=port).in_thread() as page:
         for ballot in ballots:
             num_pairs = len(ballot.pairs)
