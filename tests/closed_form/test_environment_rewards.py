@@ -29,7 +29,7 @@ from posttrain.training.turn_metrics import turn_metrics
 from posttrain.turns import ToolCall, Turn
 from tests.support.pages import documented
 from tests.support.refusals import mentions
-from tests.support.sequences import doubles
+from tests.support.sequences import doubles, evidence_of
 
 NAN = math.nan
 GAME = object()
@@ -182,6 +182,29 @@ def test_what_replies_earn_counts_once_whatever_a_token_is_credited_with(credit:
         "steps": [-1.0, -1.0, -1.0, -1.0, 0.0, 1.0, 1.0, 2.0, 2.0, 0.0],
     }
     assert found == pytest.approx(expected[credit])
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *({"name": "grpo", "credit": credit} for credit in ("completion", "reward_to_go", "steps")),
+        *({"name": "rloo", "credit": credit} for credit in ("completion", "reward_to_go")),
+        {"name": "reinforce", "baseline": "batch_mean", "credit": "reward_to_go"},
+        {"name": "ppo", "baseline": "leave_one_out"},
+    ],
+    ids=str,
+)
+def test_a_completion_that_failed_before_its_first_token_changes_no_advantage(algorithm: dict[str, object]) -> None:
+    rule = build_algorithm(algorithm)
+    steps = doubles(0.5, NAN, NAN, 1.0, 0.25)
+
+    def advantages(rewards: list[float], lengths: list[int]) -> list[float]:
+        groups = [one_group(*(conversation(sample=sample) for sample in range(len(rewards))))]
+        evidence = evidence_of([rewards], [lengths], token_rewards=steps.nan_to_num(0.0), step_rewards=steps)
+        return rule.credited(evidence, groups).advantages.tolist()
+
+    assert advantages([NAN, 1.0, 4.0], [0, 2, 3]) == pytest.approx(advantages([1.0, 4.0], [2, 3]))
+    assert advantages([1.0, NAN, 4.0], [2, 0, 3]) == pytest.approx(advantages([1.0, 4.0], [2, 3]))
 
 
 def test_the_environment_keeps_its_name_and_comes_last() -> None:

@@ -249,16 +249,17 @@ def returns_to_go(rewards: Float64[Tensor, " group"], token_rewards: Sequence[Te
     columns: list[Tensor] = []
     for reward, part in zip(rewards, token_rewards, strict=True):
         to_go = reward + part.flip(0).cumsum(0).flip(0)
-        columns.append(torch.cat([to_go, to_go[-1:].expand(longest - len(to_go))]))
+        last = to_go[-1:] if len(part) else reward  # an environment may fail before the first token
+        columns.append(torch.cat([to_go, last.expand(longest - len(to_go))]))
     return torch.stack(columns, dim=1)
 
 
 def scaled(centred: Sequence[Tensor], scored: Bool[Tensor, " group"], scale: Scale) -> list[Tensor]:
     """The centred returns of a group in units of σ, the root of their mean square; exactly 0 where all are."""
-    largest = max(float(part.abs().amax()) for part in centred)
+    largest = max((float(part.abs().amax()) for part in centred if len(part)), default=0.0)
     if scale.deviation == "none" or largest == 0:
         return list(centred)
-    squares = torch.stack([(part / largest).square().mean() for part in centred])  # 0 where nothing scored
+    squares = torch.stack([(part / largest).square().mean() for part in centred if len(part)])  # 0: nothing scored
     degrees = int(scored.sum()) - (scale.deviation == "sample")
     spread = float((squares.sum() / degrees).sqrt())
     return [part / largest / (spread + scale.epsilon / largest) for part in centred]

@@ -275,7 +275,8 @@ def actor_critic_credit(
     earned = evidence.token_rewards
     if earned is None:
         earned = torch.zeros(len(rollout), dtype=torch.float64)
-    earned = earned.index_add(0, evidence.lengths.flatten().cumsum(0) - 1, rewards.flatten().nan_to_num(nan=0.0))
+    ends, begun = evidence.lengths.flatten().cumsum(0) - 1, evidence.lengths.flatten() > 0
+    earned = earned.index_add(0, ends[begun], rewards.flatten().nan_to_num(nan=0.0)[begun])
     bootstrapped = baseline == "critic" and gae.truncated == "bootstrap"
     tokens = ValuedTokens(
         rewards=earned,
