@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from posttrain.environments.workers import ReplyWorkers
 
 
+MANY_TURNS = 1_000_000
+"""As good as no limit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplySettings:
     """What a recipe, or a caller in Python, says of who replies."""
@@ -55,7 +59,9 @@ class RunEnvironment:
             return []
         environments, options = self.workers.environments, self.workers.environments.options
         kept = "" if environments.reproducible else "; the run keeps replies for a resume"
-        limits = f"at most {environments.max_turns} turns, {options.seconds:g} s a reply, {options.workers} at a time"
+        most = environments.max_turns
+        turns = f"at most {most} turns" if most < MANY_TURNS else "any number of turns"
+        limits = f"{turns}, {options.seconds:g} s a reply, {options.workers} at a time"
         return [f"replies    {environments.name}: {limits}{kept}", *(f"           {n}" for n in environments.notes)]
 
 
