@@ -237,6 +237,39 @@ def test_a_calculator_answers_in_place_in_every_command(folder: Path) -> None:
         assert turn.calls[0].name == "calculator"
 
 
+def test_a_recipe_of_tools_trains_and_pays_nothing_for_replies(folder: Path) -> None:
+    place = folder / "tools"
+    one = {"num_steps": 1, "folder": str(place / "run"), "threads": 1}
+    at_letters = {"calculator": "e"}  # which a random model writes
+    recipe = tiny_recipe(place, tools=["calculator"], tools_at=at_letters, run=one, evaluation={"every_steps": 0})
+    assert "replies    tools calculator: at most 16 turns" in printed("rl", recipe)
+    rows = rollout_rows(place / "run", 1)
+    calls = [call for row in rows for turn in json.loads(row["turn_calls"]) for call in turn]
+    assert calls
+    assert {call["name"] for call in calls} == {"calculator"}
+    assert "score/environment" not in rows[0]
+    saved = load_recipe(place / "run" / "config.yaml")
+    assert (saved.tools, dict(saved.tools_at)) == (("calculator",), at_letters)
+
+
+def test_collected_pairs_are_of_whole_conversations(whole: Path, folder: Path) -> None:
+    words = ["--model.path", folder / "model", "--task.name", "countdown", "--task.held-out-size", "4"]
+    words += ["--environment.path", f"{whole.parent}/game.py:Game", "--sampling.max-completion-tokens", "12"]
+    words += ["--collect.num-prompts", "4", "--collect.group-size", "4", "--collect.cut-off", "keep"]
+    said = printed("collect", *words, "--run.folder", folder / "pairs")
+    assert "environment" in said or "pairs" in said
+    (first, *_) = records(folder / "pairs" / "completions.jsonl")
+    assert all("environment" in each["scores"] for each in first["completions"])
+    assert records(folder / "pairs" / "preferences.jsonl")
+
+
+def test_doctor_makes_what_replies(whole: Path) -> None:
+    said = called("doctor", "--environment.path", f"{whole.parent}/game.py:Game").out
+    assert "game.py:Game makes a Game" in said
+    asked = called("doctor", "--tools", "calculator", "--tools-at", '{calculator: "="}').out
+    assert "tool         calculator, asked at '='" in asked
+
+
 def test_chat_uses_a_run_s_environment_and_trace_shows_its_turns(whole: Path) -> None:
     said = printed("chat", whole, "--prompt", PROBLEM, "--seed", "3")
     assert "«" in said
