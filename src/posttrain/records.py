@@ -6,7 +6,7 @@ Records are plain data, so that a stage may move to another process.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import compress
 from typing import Any
@@ -222,6 +222,9 @@ class Rollout:
     """The traceback of an environment that failed (`Finish.FAILED`)."""
     environment: object = field(default=None, compare=False, repr=False)
     """The environment's object, which reward functions may read; None without one, and after a change of process."""
+
+    def __getstate__(self) -> list[object]:  # of a class with slots
+        return [None if each.name == "environment" else getattr(self, each.name) for each in fields(self)]
 
     @property
     def tokens(self) -> tuple[int, ...]:

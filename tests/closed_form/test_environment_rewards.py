@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,15 @@ def test_replies_are_read_again_by_place_and_the_last_ones_count(tmp_path: Path)
         with pytest.raises(RunError) as told:
             again.put("rollout", 1, 0, exchanges(({"role": "tool", "content": object()},)))
         mentions(str(told.value), "plain data", "reproducible = True")
+
+
+def test_an_object_of_an_environment_does_not_leave_its_process() -> None:
+    rollout = conversation(0.5, None)
+    there = copy(rollout)  # by the same state as a pickle
+    assert there == rollout
+    assert there.environment is None
+    assert there.turns == rollout.turns
+    assert rollout.environment is GAME
 
 
 def test_both_names_of_what_is_cut_off_are_the_same() -> None:
