@@ -108,7 +108,7 @@ def test_other_commands_sample_there_too(
     assert f"sampled by {url(server)}, which get weights as files in the run folder or by PUT" in plan
     capsys.readouterr()
     main(["doctor", str(recipe)])  # whose exit code is the sandbox's
-    assert f"engine       {url(server)} (posttrain serve --rl), with weights of version 0" in capsys.readouterr().out
+    assert f"engine       {url(server)} (posttrain serve), with weights of version 0" in capsys.readouterr().out
     collected = posttrain.load_recipe(
         kind=CollectConfig,
         model={"path": str(model)},

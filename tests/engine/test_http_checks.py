@@ -35,7 +35,6 @@ def short_probe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def test_a_server_that_keeps_its_old_weights_ends_the_run_before_a_token_is_trained_on(policy: Policy) -> None:
     trained = twin(policy)
     with ready(policy, 2) as (engine, (_, bad)):
-        engine.policy = engine.probe.policy = trained
         move(trained)
         bad.keeps_old_weights = True
         with refused(bad.url, "probe of weights 1", "3e-05", "older weights", error=RunError):

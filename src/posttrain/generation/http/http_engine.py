@@ -24,6 +24,7 @@ from posttrain.generation.request import Request, Sampled
 from posttrain.generation.rl_protocol import AdapterFields, written
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
+from posttrain.models.sharding import led_copy
 from posttrain.options.rollout import HttpOptions, SamplingParams
 
 
@@ -58,17 +59,20 @@ class HttpEngine:
         self.logprob_gap: float | None = gap_limit(policy)
         # Every request has a deadline, after which another server has its turn.
         self.patience_seconds = (options.seconds.sample + options.seconds.connect) * (len(self.servers) + 1)
+        adapter = ExportedWeights(policy).adapter()
+        self.adapter_base = None if adapter is None else adapter.base_digest
+        """The digest of the base where only an adapter is trained; empty if it is not a local folder."""
         self.probe = ServerProbe(policy, min(longest, self.max_positions), sampling)
         self.probe_gap = 0.0
         """Of the last update, in nats."""
 
     def load(self, weights: ExportedWeights, version: int) -> None:
         """Send the weights to all servers, and compare their log-probs with the trainer's."""
-        first = not self.pool.versions
-        files = self._written(weights, version)
+        first, whole = not self.pool.versions, led_copy(weights.policy)
+        files = self._written(ExportedWeights(whole), version)
         self.pool.versions.append(version)
         answers = self.loop.run(self._update(files, version, strict=first))
-        self.probe_gap = self.probe.require_parity(answers, version)
+        self.probe_gap = self.probe.require_parity(whole, answers, version)
         self.weights_version = version
 
     def open(self, request: Request) -> HttpSampling:
@@ -124,12 +128,11 @@ class HttpEngine:
 
     def _kinds(self) -> list[str]:
         """What each server is sent: an adapter where its base is the trained one's, else all weights."""
-        adapter = ExportedWeights(self.policy).adapter()
-        base = adapter.base_digest if adapter is not None else ""
+        base = self.adapter_base
         return [
             "the adapter"
             if base and each.facts.ours and each.facts.model_digest == base
-            else ("all weights" if adapter is None else "adapter and base added up in float32")
+            else ("all weights" if base is None else "adapter and base added up in float32")
             for each in self.servers
         ]
 

@@ -43,7 +43,7 @@ class ServerProbe:
 
     def __init__(self, policy: Policy, longest: int, sampling: SamplingParams) -> None:
         """`longest` is the run's longest prompt and completion; of how it samples, the probe has the temperature."""
-        self.policy, self.stop_ids = policy, policy.stop_ids
+        self.stop_ids = policy.stop_ids
         plain = SamplingParams(temperature=sampling.recorded_temperature)
         self.request = Request(sampling=plain, key=StreamKey(0, "probe", 0))
         vocabulary, dice = num_embeddings(policy.model), random.Random(0)
@@ -70,67 +70,55 @@ class ServerProbe:
             return made
         return replace(made, sampling_params=replace(made.sampling_params, prompt_logprobs=0))
 
-    def require_parity(self, answers: Sequence[ProbeAnswer], version: int) -> float:
-        """The largest difference, in nats.  Raises RunError, with the likely cause, where it is above the limit."""
+    def require_parity(self, policy: Policy, answers: Sequence[ProbeAnswer], version: int) -> float:
+        """The largest difference from the policy's log-probs, in nats.
+
+        Raises RunError, with the likely cause, where it is above the limit.
+        """
         worst = 0.0
         for answer in answers:
-            gap, limit = self.gap(answer), self.limit(answer.facts)
+            gap, limit = self.gap(policy, answer), limit_of(policy, answer.facts)
             worst = max(worst, gap)
             if not gap <= limit:
                 raise RunError(
                     f"engine http: {answer.url}: probe of weights {version}: log-probs differ from the trainer's by"
-                    f" {gap:.2g} nats, where rounding explains {limit:g}.  {self.likely_cause(answer)}"
+                    f" {gap:.2g} nats, where rounding explains {limit:g}.  {self.likely_cause(policy, answer)}"
                 )
         return worst
 
-    def limit(self, facts: Facts) -> float:
-        exact = facts.in_float32 and gap_limit(self.policy) < BFLOAT16_NATS
-        return FLOAT32_NATS if exact else BFLOAT16_NATS
-
-    def gap(self, answer: ProbeAnswer, *, temperature: float | None = None) -> float:
+    def gap(self, policy: Policy, answer: ProbeAnswer) -> float:
         """The largest difference of a log-prob of this answer."""
-        return max(self.sampled_gap(answer, temperature=temperature), self.prefix_gap(answer))
+        return max(self.sampled_gap(policy, answer), self.prefix_gap(policy, answer))
 
-    def sampled_gap(self, answer: ProbeAnswer, *, temperature: float | None = None) -> float:
+    def sampled_gap(self, policy: Policy, answer: ProbeAnswer, *, temperature: float | None = None) -> float:
+        """The same for the sampled tokens."""
         temperature = self.request.sampling.temperature if temperature is None else temperature
         prompts, completions = zip(*((each.continuation.prefix, each.tokens) for each in answer.sampled), strict=True)
         theirs = [value for each in answer.sampled for value in each.logprobs]
-        return self._difference(prompts, completions, theirs, temperature)
+        return difference(policy, Completions(prompts, completions, range(len(prompts))), theirs, temperature)
 
-    def prefix_gap(self, answer: ProbeAnswer) -> float:
+    def prefix_gap(self, policy: Policy, answer: ProbeAnswer) -> float:
         """The same for the tokens of the prefixes; 0 where the server gives none."""
         prefixes = [job.first.prefix for job in self.jobs]
         given = [(prefix, said) for prefix, said in zip(prefixes, answer.prefixes, strict=True) if said]
         if not given:
             return 0.0
         theirs = [value for _, said in given for value in said or ()]
-        return self._difference([p[:1] for p, _ in given], [p[1:] for p, _ in given], theirs, 1.0)
+        batch = Completions([p[:1] for p, _ in given], [p[1:] for p, _ in given], range(len(given)))
+        return difference(policy, batch, theirs, 1.0)
 
-    @torch.inference_mode()
-    def _difference(
-        self,
-        prompts: Sequence[Sequence[int]],
-        completions: Sequence[Sequence[int]],
-        theirs: Sequence[float],
-        temperature: float,
-    ) -> float:
-        batch = Completions(prompts, completions, range(len(prompts)))
-        ours = self.policy.completion_logprobs(batch, temperature=temperature).double().cpu()
-        gaps = (ours - torch.tensor(theirs, dtype=torch.float64)).abs().nan_to_num(nan=torch.inf)
-        return most_of(gaps) if is_rounded_mixture(self.policy) else gaps.max().item()
-
-    def likely_cause(self, answer: ProbeAnswer) -> str:
+    def likely_cause(self, policy: Policy, answer: ProbeAnswer) -> str:
         """What explains a difference, and the remedy."""
-        limit = self.limit(answer.facts)
+        limit = limit_of(policy, answer.facts)
         temperature = self.request.sampling.temperature
-        if temperature != 1 and self.sampled_gap(answer, temperature=1.0) <= limit:
+        if temperature != 1 and self.sampled_gap(policy, answer, temperature=1.0) <= limit:
             return f"They are those at temperature 1, not {temperature:g}: use --logprobs-mode processed_logprobs."
-        if any(said for said in answer.prefixes) and self.prefix_gap(answer) <= limit:
+        if any(said for said in answer.prefixes) and self.prefix_gap(policy, answer) <= limit:
             return (
                 "It scores given tokens as the trainer does, and samples others: it adds sampling options, such as a"
                 " top-p of generation_config.json.  Use --generation-config vllm."
             )
-        tied = bool(getattr(self.policy.model.config, "tie_word_embeddings", False))
+        tied = bool(getattr(policy.model.config, "tie_word_embeddings", False))
         if tied and not answer.facts.ours:
             return (
                 "The output layer is tied to the embedding, and the server may still have its old copy of it: install"
@@ -149,3 +137,16 @@ def prefix_logprobs(job: CompletionJob, answer: GenerateResponse) -> list[float]
     if len(found) != len(prefix) - 1:
         raise UnsoundAnswer(f"log-probs of {len(found)} tokens of a prefix of {len(prefix)}")
     return found
+
+
+@torch.inference_mode()
+def difference(policy: Policy, batch: Completions, theirs: Sequence[float], temperature: float) -> float:
+    """The largest difference of a log-prob; of mixtures in bfloat16 that of most tokens."""
+    ours = policy.completion_logprobs(batch, temperature=temperature).double().cpu()
+    gaps = (ours - torch.tensor(theirs, dtype=torch.float64)).abs().nan_to_num(nan=torch.inf)
+    return most_of(gaps) if is_rounded_mixture(policy) else gaps.max().item()
+
+
+def limit_of(policy: Policy, facts: Facts) -> float:
+    """Allowed difference, in nats."""
+    return FLOAT32_NATS if facts.in_float32 and gap_limit(policy) < BFLOAT16_NATS else BFLOAT16_NATS

@@ -211,7 +211,7 @@ def server_lines(options: HttpOptions) -> list[str]:
             return str(fault)
         finally:
             await calls.close()
-        kind = "posttrain serve --rl" if info.posttrain is not None else "vLLM"
+        kind = "posttrain serve" if info.posttrain is not None else "vLLM"
         return f"{url} ({kind}), with weights of version {info.weight_version[:40]}"
 
     async def lines() -> list[str]:

@@ -1,9 +1,9 @@
 """Weights as files for servers: a safetensors file and its manifest, written under another name and then renamed.
 
-    weights-000012.safetensors
-    weights-000012.json   {"format": 1, "version": 12, "sha256": "9f86d0...", "bytes": 5910920,
-                           "tensors": {"lm_head.weight": {"dtype": "float32", "shape": [384, 160]}, ...},
-                           "adapter": null}
+    weights-N.safetensors
+    weights-N.json   {"format": 1, "version": 12, "sha256": "9f86d0...", "bytes": 5910920,
+                      "tensors": {"lm_head.weight": {"dtype": "float32", "shape": [384, 160]}, ...},
+                      "adapter": null}
 
 The last two versions are kept: a server may still read the one before the last.
 """
