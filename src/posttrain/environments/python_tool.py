@@ -1,13 +1,15 @@
 """The tool `python`: runs a program in the sandbox, which is checked before anything runs in it."""
 
 import threading
+from dataclasses import dataclass
+from queue import SimpleQueue
 
 from posttrain.errors import RunError
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process
 from posttrain.sandbox.sandboxes import Sandboxes
 
-LIMITS = Limits(cpu_seconds=5.0, output_bytes=1 << 16, most_seconds=10.0)
+LIMITS = Limits(cpu_seconds=2.0, output_bytes=1 << 16, most_seconds=3.0)
 MOST_CHARACTERS = 2000
 """Output that the policy is shown; the rest is left out."""
 ENDS = {
@@ -20,11 +22,23 @@ ENDS = {
 """What is added to the output of a program that did not end by itself."""
 
 
+@dataclass(slots=True, eq=False)
+class WaitingProgram:
+    """A program, and what became of it."""
+
+    asked: Process
+    execution: Execution | None = None
+
+
 class SandboxedPython:
-    """Programs of all completions in one sandbox, one after the other: a sandbox is for one thread at a time."""
+    """Programs of all completions in one sandbox, which is for one thread at a time.
+
+    The thread that has it runs the programs of all that wait, as many at once as the sandbox allows, so that a few that
+    use up their time do not make the others late.
+    """
 
     def __init__(self, options: SandboxOptions) -> None:
-        self.sandboxes, self.lock = Sandboxes(options), threading.Lock()
+        self.sandboxes, self.lock, self.waiting = Sandboxes(options), threading.Lock(), SimpleQueue[WaitingProgram]()
         self.python("")  # the sandbox is probed and started before the first step
 
     def python(self, code: str) -> str:
@@ -33,12 +47,22 @@ class SandboxedPython:
         Args:
             code: the program; it must print its result
         """
-        asked = Process(kind="program", source=code, limits=LIMITS)
+        mine = WaitingProgram(Process(kind="program", source=code, limits=LIMITS))
+        self.waiting.put(mine)
         with self.lock:
-            done = self.sandboxes.importing().run([asked])[0]
-        if done.exit is Exit.LOST or done.starved:
+            if not self.waiting.empty():
+                self.run_waiting()
+        done = mine.execution
+        if done is None or done.exit is Exit.LOST or done.starved:
             raise RunError("tool python: the sandbox lost the program, or this machine is too busy to run it")
         return output_text(done)
+
+    def run_waiting(self) -> None:
+        """Run all programs that wait now."""
+        batch = [self.waiting.get() for _ in range(self.waiting.qsize())]
+        executions = self.sandboxes.importing().run([each.asked for each in batch])
+        for each, execution in zip(batch, executions, strict=True):
+            each.execution = execution
 
     def close(self) -> None:
         with self.lock:

@@ -1,6 +1,7 @@
 """The tool `python`: programs that a policy wrote compute in the sandbox, and what they print is cut."""
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -8,7 +9,9 @@ import pytest
 
 from posttrain.environments import python_tool
 from posttrain.environments.python_tool import MOST_CHARACTERS, SandboxedPython
+from posttrain.errors import RunError
 from posttrain.options.sandbox import SandboxOptions
+from tests.support.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +66,27 @@ def test_long_output_is_cut_to_the_stated_length(running: SandboxedPython) -> No
     assert running.python(f"print('x' * {MOST_CHARACTERS - 1})") == "x" * (MOST_CHARACTERS - 1)
 
 
-def test_programs_of_several_completions_wait_for_each_other(running: SandboxedPython) -> None:
+def test_programs_of_several_completions_run_together_and_each_gets_its_own_output(running: SandboxedPython) -> None:
     found: dict[int, str] = {}
-    threads = [
-        threading.Thread(target=lambda number=number: found.update({number: running.python(f"print({number})")}))  # type: ignore[misc]
-        for number in range(4)
-    ]
-    for thread in threads:
-        thread.start()
+
+    def run(number: int) -> None:
+        found[number] = running.python(f"print({number})")
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
+    with running.lock:  # until all wait
+        for thread in threads:
+            thread.start()
+        while running.waiting.qsize() < len(threads):
+            time.sleep(0.01)
     for thread in threads:
         thread.join()
-    assert found == {number: str(number) for number in range(4)}
+    assert found == {number: str(number) for number in range(6)}
+
+
+def test_a_sandbox_that_breaks_is_an_error_of_the_run_for_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = SandboxedPython(SandboxOptions())
+    monkeypatch.setattr(broken.sandboxes, "importing", lambda: (_ for _ in ()).throw(RunError("gone")))
+    for _ in range(2):
+        with refused("gone", error=RunError):
+            broken.python("print(1)")
+    broken.close()
