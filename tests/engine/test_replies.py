@@ -16,6 +16,7 @@ from posttrain.generation import conversations as loop_module
 from posttrain.generation.conversations import sample_conversations
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import StreamKey
+from posttrain.models.loading.saving import ExportedWeights
 from posttrain.records import Finish, Group
 from tests.engine.test_continuation import Counted
 from tests.support.refusals import refused
@@ -221,3 +222,25 @@ def test_without_environments_it_is_sample_groups_and_starts_no_thread() -> None
     before = threading.active_count()
     assert sample_conversations(engine_of(), PROMPTS, ASKED) == sample_groups(engine_of(), PROMPTS, ASKED)
     assert threading.active_count() == before
+
+
+def test_weights_that_are_loaded_amid_conversations_are_spans_of_sampled_tokens() -> None:
+    """As in a step that is collected ahead; the second turn of one may have been sampled by later weights."""
+    engine = engine_of()
+    loads = count(1)
+
+    def advance(number: int) -> None:
+        if number and (version := next(loads)) <= 3:
+            engine.load(ExportedWeights(engine.policy), version)
+
+    kind = environments(lambda: Dice(ends=0), max_turns=4)
+    with ReplyWorkers(kind) as workers:
+        groups = sample_conversations(engine, PROMPTS, ASKED, workers, advance=advance)
+    sequences = [each.sequence for group in groups for each in group.rollouts]
+    assert any(len(each.versions) > 1 for each in sequences)
+    for each in sequences:
+        starts, versions = zip(*each.versions, strict=True)
+        assert starts[0] == 0
+        assert list(starts) == sorted(set(starts))
+        assert list(versions) == sorted(set(versions))
+        assert starts[-1] < each.num_sampled
