@@ -22,6 +22,8 @@ from posttrain.turns import ToolCall
 
 GRACE_SECONDS = 0.25
 """How long a reply is waited for behind its deadline, so that an event loop can end it."""
+CLOSING_SECONDS = 1.0
+"""How long the end of a session waits for environments to close."""
 LOOK_SECONDS = 0.1
 """How often late replies are looked for."""
 
@@ -65,6 +67,8 @@ class PendingReply(Generic[Place]):
     read: Callable[[object], Reply | None]
     """Checks what the call returned."""
     answers: "queue.SimpleQueue[tuple[PendingReply[Place], Exchange]]"
+    closes: bool = False
+    """Whether it is a `close`, which is also made once the session ends."""
     began: float = 0.0
 
     def settle(self, reply: Reply | None = None, failure: str = "") -> None:
@@ -73,7 +77,7 @@ class PendingReply(Generic[Place]):
 
 
 class ReplyWorkers:
-    """The threads of a session; a context manager.  Closing waits for nothing."""
+    """The threads of a session; a context manager."""
 
     def __init__(self, environments: Environments, journal: ReplyJournal | None = None) -> None:
         self.environments, self.journal = environments, journal
@@ -105,14 +109,17 @@ class ReplyWorkers:
                     self._start_thread()
 
     def close(self) -> None:
-        """Closing twice does nothing."""
+        """Let environments close, for a second at most; replies are made no more.  Closing twice does nothing."""
         if self._closed:
             return
-        self._closed = True
-        for _ in self._threads:
+        self._closed, until = True, time.monotonic() + CLOSING_SECONDS
+        threads = list(self._threads)
+        for _ in threads:
             self._pending.put(None)
+        for thread in threads:
+            thread.join(max(until - time.monotonic(), 0))
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            asyncio.run_coroutine_threadsafe(end_loop(self._loop), self._loop)
         self.environments.close()
 
     def require_open(self) -> None:
@@ -134,7 +141,9 @@ class ReplyWorkers:
 
     def _work(self) -> None:
         me = threading.current_thread()
-        while (pending := self._pending.get()) is not None and not self._closed:
+        while (pending := self._pending.get()) is not None:
+            if self._closed and not pending.closes:
+                continue
             pending.began = time.monotonic()
             with self._lock:
                 self._running[me] = pending
@@ -178,6 +187,16 @@ class ReplyWorkers:
         return f"no reply in {self.seconds:g} seconds (environment.seconds)"
 
 
+async def end_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what is under way and stop, after a second at most."""
+    others = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=CLOSING_SECONDS)
+    loop.stop()
+
+
 async def within(coroutine: Coroutine[Any, Any, object], seconds: float, late: str) -> object:
     """Its result; at the deadline it is cancelled, and not waited for."""
     task = asyncio.ensure_future(coroutine)
@@ -202,6 +221,14 @@ class Asking(Generic[Place]):
     ) -> None:
         self.num_open += 1
         self.workers.ask(PendingReply(place=place, said=said, call=call, read=read, answers=self._answers))
+
+    def close(self, place: Place, close: Callable[[], object]) -> None:
+        """Call an environment's `close`."""
+        self.num_open += 1
+        pending = PendingReply(
+            place=place, said="", call=close, read=lambda _: None, answers=self._answers, closes=True
+        )
+        self.workers.ask(pending)
 
     def answered(self, seconds: float) -> list[tuple[Place, Exchange]]:
         """The answers that are there, after waiting up to `seconds` for a first one; late ones are failures.

@@ -263,7 +263,7 @@ class Conversations:
         """Call `close` where an environment has one; nobody waits for it, so its failure is a warning."""
         close = getattr(conversation.environment, "close", None)
         if close is not None:
-            self._closing.ask(conversation, close, read=lambda _: None)
+            self._closing.close(conversation, close)
         for _, exchange in self._closing.answered(0):
             if exchange.failure:
                 warnings.warn(f"environment {self.environments.name}: close failed: {exchange.failure}", stacklevel=2)
