@@ -168,6 +168,20 @@ class RankProcesses(RankGroup):
         told = {"rank": self.rank, "message": message, "exit_code": getattr(error, "exit_code", 1)}
         self.store.set("failed", json.dumps(told))
 
+    def last_error(self, error: BaseException) -> BaseException:
+        """What this rank ends with: its own error, which the others learn of, or that of the rank that failed first."""
+        code = getattr(error, "exit_code", 1)
+        try:
+            failed_before, dead = self.store.check(["failed"]), self._dead()
+            if isinstance(error, KeyboardInterrupt) and (failed_before or dead):
+                return self.lost("")  # a starter ends all ranks when one has failed
+            self.tell(error)
+        except RuntimeError:  # the store has ended with rank 0, which has said why
+            return ToldElsewhere(str(error), code)
+        if self.rank and (failed_before or 0 not in dead):
+            return ToldElsewhere(str(error), code)
+        return error
+
     def require_leader(self) -> None:
         if self.store.check(["failed"]):
             raise self.lost("")
@@ -228,13 +242,10 @@ def joined_processes(timeout_seconds: float) -> Iterator[RankProcesses]:
     except ToldElsewhere:
         raise
     except BaseException as error:
-        failed_before = ranks.store.check(["failed"])
-        if isinstance(error, KeyboardInterrupt) and (failed_before or ranks._dead()):
-            raise ranks.lost("") from error  # a starter ends all ranks when one has failed
-        ranks.tell(error)
-        if rank and not failed_before and 0 not in ranks._dead():
-            raise ToldElsewhere(str(error), getattr(error, "exit_code", 1)) from error
-        raise
+        ended_with = ranks.last_error(error)
+        if ended_with is error:
+            raise
+        raise ended_with from error
     finally:
         ended.set()
         if ours and dist.is_initialized():
