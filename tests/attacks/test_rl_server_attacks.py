@@ -15,6 +15,7 @@ import httpx
 import pytest
 from safetensors.torch import save
 
+from posttrain.commands.serve import ServeSwitches, transfer_folder_of
 from posttrain.generation import rl_protocol as wire
 from tests.support.commands import refusal
 from tests.support.rl_server import JSON, RlServer, asks, own_server, save_model, weights_of
@@ -227,11 +228,11 @@ def test_a_model_that_is_not_served_for_training_has_none_of_the_routes(server: 
 
 def test_the_command_serves_for_training_and_ends_cleanly_at_sigterm(server: RlServer) -> None:
     folder = server.server.service.policy.model.name_or_path
-    command = [sys.executable, "-m", "posttrain", "serve", folder, "--rl", "--port", "0"]
+    command = [sys.executable, "-m", "posttrain", "serve", folder, "--rl", "--port", "0", "--max-rows", "7"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         port = process.stdout.readline().split("http://127.0.0.1:")[1].split("/")[0]
         info = wire.read(wire.WeightInfo, server.client.get(f"http://127.0.0.1:{port}{wire.WEIGHT_INFO}").content)
-        assert info.weight_version == "0"
+        assert (info.weight_version, info.posttrain.max_rows) == ("0", 7)
         assert Path(info.posttrain.transfer_folder).is_dir()
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
@@ -239,5 +240,17 @@ def test_the_command_serves_for_training_and_ends_cleanly_at_sigterm(server: RlS
     assert not Path(info.posttrain.transfer_folder).exists()
 
 
-def test_a_transfer_folder_is_only_for_training() -> None:
+def test_a_transfer_folder_is_only_for_training_and_is_not_removed(tmp_path: Path) -> None:
     assert "is only for --rl" in refusal("serve", "bundled", "--transfer-folder", "x")
+    with transfer_folder_of(ServeSwitches(rl=True, transfer_folder=str(tmp_path))) as folder:
+        assert folder == tmp_path
+    assert tmp_path.is_dir()
+    with transfer_folder_of(ServeSwitches()) as folder:
+        assert folder is None
+
+
+def test_nobody_may_replace_weights_without_a_token_from_elsewhere() -> None:
+    assert "would let anybody replace the weights" in refusal(
+        "serve", "bundled", "--rl", "--public", "--host", "0.0.0.0"
+    )
+    assert "lets other machines ask" in refusal("serve", "bundled", "--rl", "--host", "0.0.0.0")

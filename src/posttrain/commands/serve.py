@@ -44,7 +44,14 @@ class ServeSwitches(Bounded):
     max_rows: PositiveInt = 256
     """Completions decoded at a time: bounds the key/value cache, changes no completion."""
 
-    rules = (Rule("transfer_folder", lambda o: o.rl or not o.transfer_folder, "is only for --rl.  Add it."),)
+    rules = (
+        Rule("transfer_folder", lambda o: o.rl or not o.transfer_folder, "is only for --rl.  Add it."),
+        Rule(
+            "public",
+            lambda o: not (o.public and o.rl),
+            "would let anybody replace the weights.  Use a token with --rl.",
+        ),
+    )
 
 
 PROGRAM = CommandSpec(

@@ -20,7 +20,7 @@ PAUSE, RESUME, IS_PAUSED = "/pause", "/resume", "/is_paused"
 START, UPDATE, FINISH = "/start_weight_update", "/update_weights", "/finish_weight_update"
 WEIGHT_INFO, HEALTH = "/weight_info", "/health"
 UPLOAD = "/weights/{sha256}"
-"""Ours: PUT a safetensors file there, for a server without a shared folder; then UPDATE names it by `uploaded`."""
+"""Ours: PUT a safetensors file there if no folder is shared; UPDATE with an empty `path` then takes it."""
 RELEASE = "/release"
 """Ours: completions that were kept and will not be continued."""
 
