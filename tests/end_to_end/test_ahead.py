@@ -15,6 +15,7 @@ import pytest
 import posttrain
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Sampling, SamplingTimeout
+from posttrain.generation.http import probe
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Continuation, Request, Sampled
 from posttrain.models.loading.saving import ExportedWeights
@@ -23,9 +24,10 @@ from posttrain.training.run_replay import replay
 from posttrain.training.session import CallerObjects
 from tests.support.accidents import Accident
 from tests.support.dice import dice
+from tests.support.http_engines import ready
 from tests.support.own_objects import ROWS, config_for, policy_of
 from tests.support.refusals import mentions, refused
-from tests.support.runs import command, metrics_of, records, rollout_rows, start, tiny_recipe
+from tests.support.runs import command, metrics_of, records, rollout_rows, start, start_program, tiny_recipe
 
 STEPS = 6
 
@@ -181,6 +183,54 @@ def test_with_weights_that_stay_the_completions_are_those_of_steps_in_order(
     assert measured[0] == measured[1]
     assert sum(map(bool, measured[0])) == 1 + STEPS // 2
     assert max(require_bound(runs[1], 2)) > 0
+
+
+class Again:
+    """Writes something behind a turn, twice."""
+
+    stop_texts = ("a", "e", "i", "o", "t", "n")
+
+    def reset(self, row: Mapping[str, object], seed: int) -> str:
+        self.count = seed % 2
+        return "Go on. "
+
+    def reply(self, said: str) -> posttrain.Reply | None:
+        self.count += 1
+        return posttrain.Reply(" more ", reward=float(len(said) % 3)) if self.count < 3 else None
+
+
+def test_conversations_share_the_sampling_and_are_replayed(model: Path, tmp_path: Path) -> None:
+    """Replies overlap with the updates; given tokens of replies have no version, and every sampled one has."""
+    config = ahead_config(model, tmp_path, 2, rollout={"max_rows": 9, "max_turns": 4}, run={"num_steps": 4})
+    posttrain.train(config, policy=policy_of(model), rewards=[dice], rows=ROWS, environment=Again)
+    after, num_turns = versions_after(tmp_path), 0
+    for step in range(1, 5):
+        for row in rollout_rows(tmp_path, step):
+            spans = row.get("weights_versions") or [(0, row["weights_version"])]
+            assert all(after[max(0, step - 3)] <= version <= after[step - 1] for _, version in spans)
+            num_turns += len(row["turns"]) if isinstance(row.get("turns"), list) else row["sampled"].count(False) > 0
+    assert num_turns > 10
+    caller = CallerObjects(policy=policy_of(model), rewards=[dice], rows=ROWS, environment=Again)
+    assert replay(config, caller).equal
+
+
+def test_servers_sample_ahead_and_new_weights_reach_them_in_time(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "NUM_SEQUENCES", 2)
+    policy = policy_of(model)
+    config = ahead_config(model, tmp_path, 2, evaluation={"every_steps": 2, "samples": 1})
+    with ready(policy, 2) as (engine, _):
+        posttrain.train(config, policy=policy, engine=engine, rewards=[dice], rows=ROWS, held_out_rows=ROWS[:2])
+    assert set(require_bound(tmp_path, 2)) > {0}
+    caller = CallerObjects(policy=policy_of(model), rewards=[dice], rows=ROWS, held_out_rows=ROWS[:2])
+    assert replay(config, caller).equal
+
+
+def test_steps_in_order_load_nothing_of_this(tmp_path: Path) -> None:
+    ours = "[each for each in sys.modules if each.endswith(('.ahead', '.shared_sampling'))]"
+    ran = start_program(f"import posttrain.training.rl, sys; print({ours})", folder=tmp_path, logs=tmp_path).ended()
+    assert ran.out.strip() == "[]"
 
 
 def fails_in(step: int, error: Exception, completions: list[str], trainer_state: Any, **columns: object) -> list[float]:

@@ -51,11 +51,13 @@ Turn = Callable[[int | None], AbstractContextManager[object]]
 class CollectorApart(Collector):
     """The collector of the threads."""
 
-    def __init__(self, collector: Collector, engine: Engine, turn: Turn) -> None:
+    def __init__(self, collector: Collector, engine: Engine, turn: Turn, sampled: Callable[[int], None]) -> None:
+        """`sampled` is called with a step whose completions are there, before they are graded."""
         vars(self).update(vars(collector))
-        self.engine, self.task, self.turn = engine, TaskInTurn(collector.task, turn), turn
+        self.engine, self.task, self.turn, self.sampled = engine, TaskInTurn(collector.task, turn), turn, sampled
 
     def grade(self, groups: Sequence[Group], *, step: int = 1, journal: Journal = no_journal) -> Grades:
+        self.sampled(step)
         with self.turn(step):
             return super().grade(groups, step=step, journal=journal)
 
@@ -83,10 +85,11 @@ class CollectorAhead(Collector):
         self.staleness, self.last = collector.settings.rollout.max_staleness, collector.settings.num_steps
         self.shares_weights = isinstance(collector.engine, InProcessEngine)
         self.shared = SharedEngine(collector.engine, self.turns)
-        self.apart = CollectorApart(collector, self.shared, self.one_at_a_time)
+        self.apart = CollectorApart(collector, self.shared, self.one_at_a_time, self._note_sampled)
         self._prompting, self._grading, self._stopped = threading.Lock(), threading.Lock(), False
         self._next = 0
         """The step whose rewards are computed next."""
+        self._sampled: set[int] = set()
         self._oldest: dict[int, int] = {}
         """Of each step that was begun, the version of the weights at that time."""
         self._todo: SimpleQueue[int | None] = SimpleQueue()
@@ -135,7 +138,7 @@ class CollectorAhead(Collector):
             self._oldest[begun] = self.engine.weights_version
             self._todo.put(begun)
         with clock("wait"), self._sampling_goes_on(), self._changed:
-            self._changed.wait_for(lambda: step in self._done)
+            self._changed.wait_for(lambda: step in self._done and self._sampled_enough(step))
         done = self._done.pop(step)
         if done.error is not None:
             raise done.error
@@ -144,6 +147,19 @@ class CollectorAhead(Collector):
             journal(*line)
         self._require_bound(collected)
         return replace(collected, metrics={**collected.metrics, SAMPLER_WAIT: self._sampler_waited()})
+
+    def _note_sampled(self, step: int) -> None:
+        with self._changed:
+            self._sampled.add(step)
+            self._changed.notify_all()
+
+    def _sampled_enough(self, step: int) -> bool:
+        """Whether the trainer may take its turn at this step.
+
+        Where sampling waits for it, the next step is sampled first: then its grading overlaps the updates.
+        """
+        following = step + 1
+        return not self.shares_weights or following > self.last or following in self._sampled or following in self._done
 
     def _require_bound(self, collected: CollectedStep) -> None:
         """By construction; an engine that says otherwise is unsound."""
