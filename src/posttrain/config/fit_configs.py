@@ -132,6 +132,7 @@ class DpoConfig(TrainingSections, SampledSections):
         *fit_rules("dpo", {"dpo.rounds": GIVEN}),
         Unused("grading.max_unscored_steps grading.max_same_reward_steps", FOR_RL),
         Unused("rollout.prompts_per_step", FOR_RL, "Use dpo.prompts_per_round."),
+        Unused("rollout.max_staleness", FOR_RL),
         Rule("rollout.group_size", lambda c: c.rollout.group_size > 1, "makes no pairs of a prompt.  Use at least 2."),
     )
 

@@ -85,11 +85,11 @@ class CollectorAhead(Collector):
         self.staleness, self.last = collector.settings.rollout.max_staleness, collector.settings.num_steps
         self.shares_weights = isinstance(collector.engine, InProcessEngine)
         self.shared = SharedEngine(collector.engine, self.turns)
-        self.apart = CollectorApart(collector, self.shared, self.one_at_a_time, self._note_sampled)
+        self.apart = CollectorApart(collector, self.shared, self.one_at_a_time, self._note_completions)
         self._prompting, self._grading, self._stopped = threading.Lock(), threading.Lock(), False
         self._next = 0
         """The step whose rewards are computed next."""
-        self._sampled: set[int] = set()
+        self._have_completions: set[int] = set()
         self._oldest: dict[int, int] = {}
         """Of each step that was begun, the version of the weights at that time."""
         self._todo: SimpleQueue[int | None] = SimpleQueue()
@@ -148,9 +148,9 @@ class CollectorAhead(Collector):
         self._require_bound(collected)
         return replace(collected, metrics={**collected.metrics, SAMPLER_WAIT: self._sampler_waited()})
 
-    def _note_sampled(self, step: int) -> None:
+    def _note_completions(self, step: int) -> None:
         with self._changed:
-            self._sampled.add(step)
+            self._have_completions.add(step)
             self._changed.notify_all()
 
     def _sampled_enough(self, step: int) -> bool:
@@ -159,7 +159,12 @@ class CollectorAhead(Collector):
         Where sampling waits for it, the next step is sampled first: then its grading overlaps the updates.
         """
         following = step + 1
-        return not self.shares_weights or following > self.last or following in self._sampled or following in self._done
+        return (
+            not self.shares_weights
+            or following > self.last
+            or following in self._have_completions
+            or following in self._done
+        )
 
     def _require_bound(self, collected: CollectedStep) -> None:
         """By construction; an engine that says otherwise is unsound."""
