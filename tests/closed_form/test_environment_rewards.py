@@ -28,7 +28,7 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.training.session_rewards import rewards_of
 from posttrain.training.turn_metrics import turn_metrics
 from posttrain.turns import ToolCall, Turn
-from tests.support.pages import documented
+from tests.support.pages import documented, python
 from tests.support.refusals import mentions
 from tests.support.sequences import doubles, evidence_of
 
@@ -301,6 +301,27 @@ def test_an_object_of_an_environment_does_not_leave_its_process() -> None:
     assert there.environment is None
     assert there.turns == rollout.turns
     assert rollout.environment is GAME
+
+
+ONE_TURN = """
+import sys
+from contextlib import ExitStack
+from posttrain.environments.run_environment import RepliesOfRun, ReplySettings
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.options.model import ModelOptions
+import posttrain.training.rl
+policy = load_policy(ModelOptions(path="bundled"), inference=True)
+with ExitStack() as opened:
+    assert RepliesOfRun(policy, ReplySettings(), {}, opened).open(list).workers is None
+unwanted = [f"posttrain.environments.{name}" for name in ("making", "tools", "openenv", "method_tools")]
+print(*(name for name in (*unwanted, "websockets", "httpx") if name in sys.modules))
+"""
+
+
+def test_a_run_without_an_environment_loads_nothing_of_them(tmp_path: Path) -> None:
+    ended = python(ONE_TURN, tmp_path)
+    assert ended.code == 0, ended.err
+    assert ended.out.strip() == ""
 
 
 def test_both_names_of_what_is_cut_off_are_the_same() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from posttrain.commands.comparison_report import CellResult, quantity, write_comparison
 from posttrain.config import Config, as_recipe
 from posttrain.errors import RunError, UserError
-from posttrain.generation.engine import sample_groups
+from posttrain.generation.conversations import sample_conversations
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.bounds import value_at
@@ -276,7 +276,7 @@ def kl_to_start(cell: Cell) -> dict[str, float]:
             sampling=SamplingParams(),
             key=StreamKey(cell.seed, "kl to start", 0),
         )
-        groups = sample_groups(session.engine, prompts, request)
+        groups = sample_conversations(session.engine, prompts, request, session.environment.workers)
     start = load_policy(config.model, seed=cell.seed, inference=True)
     logprobs = group_logprobs(start, groups, temperature=1.0, max_tokens=config.update.tokens_per_microbatch)
     rollouts = [rollout for group in groups for rollout in group.rollouts]

@@ -17,7 +17,7 @@ class EnvironmentOptions(Bounded):
     url: str = ""
     """An OpenEnv server, such as ws://127.0.0.1:8000/ws, in place of `path` (extra `openenv`)."""
     options: Mapping[str, object] = field(default_factory=dict)
-    """Arguments of your class or factory."""
+    """Arguments of your class or factory, or of the client of an OpenEnv server."""
     seconds: PositiveFloat = 30.0
     """Most seconds of a reply.  A later one ends its completion as `failed`."""
     workers: PositiveInt = 8

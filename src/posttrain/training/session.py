@@ -339,7 +339,7 @@ def replies_of(config: Config, caller: CallerObjects, policy: Policy, opened: Ex
     """What replies to the policy: the caller's environment or tools, or the recipe's."""
     settings = ReplySettings(
         environment=config.environment,
-        tools=caller.tools or (() if caller.environment is not None else config.tools),
+        tools=caller.tools or config.tools,
         tools_at=config.tools_at,
         sampling=config.rollout,
         sandbox=config.sandbox,
