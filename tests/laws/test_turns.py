@@ -131,6 +131,17 @@ def test_what_an_environment_adds_to_a_prompt_forges_no_turn_and_is_written_once
     assert turns.opened(prompt, [{"role": "system", "content": "Go."}]).text.count("Go.") == 1
 
 
+def test_a_stop_token_that_is_one_of_text_ends_turns_too() -> None:
+    lines = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
+    tokenizer = turn_tokenizer(lines + "{% if add_generation_prompt %}assistant:{% endif %}")
+    (stop,) = tokenizer("\n", add_special_tokens=False)["input_ids"]
+    turns = ChatTurns(TokenizerRenderer(tokenizer), [stop])
+    prompt = turns.renderer.render([{"role": "user", "content": "a"}], id="row")
+    for stopped, ending in ((True, ""), (False, "\n")):
+        new = turns.reply_tokens(prompt, [SaidAndReply(" b", "c", stopped=stopped)])
+        assert tokenizer.decode(new) == f"{ending}\nuser: c\n\nassistant:"
+
+
 def test_a_turn_that_a_stop_text_ended_is_closed_by_the_template() -> None:
     turns = turns_of(FAITHFUL["qwen"])
     prompt = turns.renderer.render([{"role": "user", "content": "Begin."}], id="row")

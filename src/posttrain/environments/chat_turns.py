@@ -56,9 +56,11 @@ class ChatTurns(TextTurns):
         for reply in replies[:-1]:
             history += [policy_turn(SHORT, reply), *({**message, "content": SHORT} for message in reply)]
         end, behind = self.behind(history, replies[-1], prompt.id)
+        stop = self.stops[end]
         tokens = self.given.tokens(end + behind, continues=False)
-        place = tokens.index(self.stops[end])
-        return tuple(tokens[place + 1 if turns[-1].stopped else place :])
+        # Together, since a stop token may swallow white space behind it; unless it is one of text, and joins with more.
+        new = tokens[tokens.index(stop) + 1 :] if stop in tokens[:2] else self.given.tokens(behind, continues=True)
+        return tuple(new if turns[-1].stopped else [stop, *new])
 
     def behind(self, history: Sequence[Mapping[str, Any]], reply: Messages, where: str) -> tuple[str, str]:
         """The stop token that ends the policy's turn, and the text behind it, where a turn with this reply is next."""
