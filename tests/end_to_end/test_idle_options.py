@@ -55,6 +55,7 @@ OTHERS = {
     "plan": "takes every flag of the run that it plans, so that one command line serves both",
     "config": "prints every option",
     "check-task": "takes no sections; it has switches",
+    "replay": "reads the recipe of a run, as `rl --resume` does",
 }
 """Commands without a scenario, and why."""
 

@@ -23,6 +23,7 @@ from posttrain.generation.engine import (
     Engine,
     Sampling,
     SamplingTimeout,
+    engine_name,
     named,
     opened,
     require_alternatives,
@@ -161,7 +162,7 @@ class Conversations:
         done = take_checked(self.sampling, self.engine, seconds, self._oldest)
         self._waited = 0.0 if done else self._waited + time.monotonic() - began
         if self._waited > patience:
-            raise SamplingTimeout(type(self.engine).__name__, patience, len(self._sampled))
+            raise SamplingTimeout(engine_name(self.engine), patience, len(self._sampled))
         for sampled in done:
             one = sampled.continuation
             conversation = self._sampled.get((one.draw, one.sample))

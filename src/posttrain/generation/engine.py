@@ -132,6 +132,11 @@ def close_engine(engine: Engine | None) -> None:
         engine.close()
 
 
+def engine_name(engine: Engine) -> str:
+    """The class of an engine, for messages; of one that passes its calls on to another, that one's."""
+    return type(getattr(engine, "passes_on_to", engine)).__name__
+
+
 MEMBERS = tuple(sorted(name for name in vars(Engine) if not name.startswith("_")))
 PAGE = "docs/decisions/020-one-way-to-sample.md"
 
@@ -145,7 +150,7 @@ def load_checked(engine: Engine, weights: "ExportedWeights", version: int) -> No
     """Load weights into an engine.  Raises RunError if it then states another version."""
     engine.load(weights, version)
     if (loaded := engine.weights_version) != version:
-        name = type(engine).__name__
+        name = engine_name(engine)
         raise RunError(f"engine {name}: weights_version = {loaded} after load(weights, {version}). Set it in `load`.")
 
 
@@ -228,7 +233,7 @@ def sample_all(
             done = take_checked(sampling, engine, look_seconds, oldest)
             waited = 0.0 if done else waited + time.monotonic() - began
             if waited > engine.patience_seconds:
-                raise SamplingTimeout(type(engine).__name__, engine.patience_seconds, len(open_ones))
+                raise SamplingTimeout(engine_name(engine), engine.patience_seconds, len(open_ones))
             for sampled in done:
                 key = sampled.continuation.draw, sampled.continuation.sample
                 if open_ones.pop(key, None) != sampled.continuation:
@@ -242,7 +247,7 @@ def sample_all(
 def opened(engine: Engine, request: Request) -> Sampling:
     """A sampling of an engine.  Raises UserError where it cannot suppress tokens and the request does."""
     if request.suppressed and not engine.suppresses:
-        raise UserError(f"engine {type(engine).__name__}: it cannot suppress tokens.  Use the in-process engine.")
+        raise UserError(f"engine {engine_name(engine)}: it cannot suppress tokens.  Use the in-process engine.")
     return engine.open(request)
 
 
@@ -262,7 +267,7 @@ def take_checked(
             raise
         return []
     if not done:
-        raise RunError(f"engine {type(engine).__name__}: take returned nothing.  Return at least one, or raise.")
+        raise RunError(f"engine {engine_name(engine)}: take returned nothing.  Return at least one, or raise.")
     for sampled in done:
         fault = sampled_fault(sampled, engine, oldest)
         if fault is not None:
@@ -279,7 +284,7 @@ def require_alternatives(engine: Engine, sampled: Sampled, request: Request) -> 
 
 
 def named(engine: Engine, sampled: Sampled) -> str:
-    return f"engine {type(engine).__name__}, {sampled.continuation.label}"
+    return f"engine {engine_name(engine)}, {sampled.continuation.label}"
 
 
 def sampled_fault(sampled: Sampled, engine: Engine, oldest: int | None = None) -> str | None:

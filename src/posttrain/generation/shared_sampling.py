@@ -82,6 +82,8 @@ class EngineInTurns:
 
     def __init__(self, engine: Engine, turns: Turns) -> None:
         self.engine, self.turns = engine, turns
+        self.passes_on_to = engine
+        """For messages."""
         self.reproducible, self.logprob_gap = engine.reproducible, engine.logprob_gap
         self.suppresses, self.patience_seconds = engine.suppresses, engine.patience_seconds
         self.tokenizer, self.stop_ids, self.max_positions = engine.tokenizer, engine.stop_ids, engine.max_positions
