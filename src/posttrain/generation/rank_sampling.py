@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from posttrain.errors import UserError
 from posttrain.generation.engine import Sampling, SamplingTimeout
 from posttrain.generation.in_process import InProcessEngine, InProcessSampling
 from posttrain.generation.request import Continuation, Request, Sampled
@@ -33,6 +34,8 @@ class RankShare:
         self.done: list[Sampled] = []
 
     def open_sampling(self, request: Request) -> InProcessSampling:
+        if self.sampling is not None:
+            raise UserError("engine: ranks sample together, one sampling at a time.  Close the open one first.")
         self.weights.enter_context(whole_weights(self.engine.policy))
         self.sampling = self.engine.open(request)
         return self.sampling

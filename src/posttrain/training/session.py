@@ -367,6 +367,11 @@ def engine_of(config: Config, caller: CallerObjects, policy: Policy, longest: in
     tried = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
     if policy.ranks.size == 1:
         return cast(Engine, tried), tried.policy
+    if config.rollout.max_staleness:
+        raise UserError(
+            f"rollout.max_staleness = {config.rollout.max_staleness}: {policy.ranks.size} ranks sample and train by"
+            " turns.  Set it to 0, or sample on servers (engine.name = http)."
+        )
     from posttrain.generation.rank_sampling import RankEngine, RankShare
 
     return RankEngine(RankShare(tried, policy.ranks)), tried.policy

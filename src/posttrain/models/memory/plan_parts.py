@@ -34,15 +34,25 @@ def gathered_to_sample(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def gathered_to_update(shape: ModelShape, setup: MemorySetup) -> int:
-    """Of several ranks: one layer and what is in none, whole, with their gradients: b · 2 (N_layer + N_rest).
+    """Of several ranks: one layer and what is in none, whole, with their gradients: 2 b · (N_layer + N_rest).
 
-    Under an adapter the gradient of what is frozen is missing.
+    Under an adapter the gradient of what is frozen is missing.  On a CPU malloc keeps what layers have freed, so that
+    all count: 2 b · N.
     """
     if setup.ranks == 1:
         return 0
+    if not setup.on_cuda:
+        return weights(shape, setup) + gradients(shape, setup)
     layer = (shape.linear_parameters + shape.expert_parameters) // shape.layers
     rest = shape.parameters - layer * shape.layers
     return (1 if setup.adapter_rank is not None else 2) * setup.weight_bytes * (layer + rest)
+
+
+def copied_to_save(shape: ModelShape, setup: MemorySetup) -> int:
+    """On a CPU, copies of a rank's parts while a checkpoint is written: 2 · (weights and moments that are trained)."""
+    if setup.ranks == 1 or setup.on_cuda:
+        return 0
+    return 2 * (gradients(shape, setup) + optimizer(shape, setup))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,7 @@ PARTS = (
     PlanPart("copies", "matrix copies", "sampling", sampler_copies, captured=True),
     PlanPart("gradients", "gradients", "updating", gradients, split=True),
     PlanPart("gathered", "whole weights", "updating", gathered_to_update),
+    PlanPart("copied", "copies for a checkpoint", "updating", copied_to_save, split=True),
     PlanPart("activations", "activations", "updating", activations),
     PlanPart("logits", "logits", "updating", trained_logits),
     PlanPart("copies", "matrix copies", "updating", update_copies),
