@@ -1,10 +1,11 @@
 """A proxy between a client and a server that misbehaves on purpose: delays, stalls, cuts, errors and garbage."""
 
 import asyncio
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ERROR = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 6\r\nconnection: close\r\n\r\nbroken"
 GARBAGE = (
@@ -19,11 +20,21 @@ class Fault:
 
     kind: str
     """`delay`: each piece comes `seconds` late.  `stall`: the head comes, and nothing after it.  `cut`: the connection
-    ends in the middle of the body.  `error`: 500.  `garbage`: 200 with half a JSON.  `refuse`: no answer at all."""
+    ends in the middle of the body.  `error`: 500.  `garbage`: 200 with half a JSON.  `refuse`: no answer at all.
+    `pass`: nothing."""
     path: str = "/"
+    body: bytes = b""
+    """Text that the request's body has."""
+    skip: int = 0
+    """How many such requests pass before."""
     times: int = 1_000_000
     """How many requests it befalls."""
     seconds: float = 0.0
+    call: Callable[[], None] | None = None
+    """Called before such a request is passed on, once."""
+
+    def fits(self, path: str, body: bytes) -> bool:
+        return self.times > 0 and path.startswith(self.path) and self.body in body
 
 
 class FaultyProxy:
@@ -67,24 +78,32 @@ class FaultyProxy:
         self.open.discard(writer)
         writer.close()
 
+    def next_fault(self, path: str, body: bytes) -> Fault | None:
+        """What befalls a request, counted."""
+        for place, fault in enumerate(self.faults):
+            if fault.fits(path, body):
+                skips = fault.skip > 0
+                self.faults[place] = replace(fault, skip=fault.skip - skips, times=fault.times - (not skips))
+                return None if skips else fault
+        return None
+
     async def one_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Pass one request and its answer on; whether the connection may have another."""
         head = await reader.readuntil(b"\r\n\r\n")
         body = await reader.readexactly(length_of(head)) if length_of(head) else b""
         path = head.split(b" ", 2)[1].decode()
         self.requests.append(path)
-        fault = next((each for each in self.faults if path.startswith(each.path) and each.times > 0), None)
-        if fault is not None:
-            place = self.faults.index(fault)
-            self.faults[place] = Fault(fault.kind, fault.path, fault.times - 1, fault.seconds)
+        fault = self.next_fault(path, body)
         kind = "" if fault is None else fault.kind
+        if fault is not None and fault.call is not None:
+            fault.call()
         if kind in ("refuse", "error", "garbage"):
             writer.write({"refuse": b"", "error": ERROR, "garbage": GARBAGE}[kind])
             await writer.drain()
             return False
         behind, ahead = await asyncio.open_connection(*self.target)
         try:
-            ahead.write(head + body)
+            ahead.write(re.sub(rb"(?im)^host:[^\r]*", f"Host: {self.target[0]}:{self.target[1]}".encode(), head) + body)
             await ahead.drain()
             answer = await behind.readuntil(b"\r\n\r\n")
             left = length_of(answer)

@@ -22,6 +22,9 @@ from posttrain.models.shared_prompt.attention import AttentionKind
 from posttrain.models.shared_prompt.decoder import Attend, DecoderLayer, Positions
 from posttrain.models.shared_prompt.linear import Matrix, for_inference, linear
 
+ROUND_TO = 32
+"""Tokens that a step or a prefill attends to are a multiple of this.  The bits of a row's result then do not depend on
+the other rows: kernels add a few terms at the end in another order."""
 GRAPH_BLOCK = 256
 """Cached tokens that a captured step attends to are a multiple of this."""
 
@@ -41,7 +44,7 @@ class KeyValueSlots:
         """
         self.times_moved = 0
         """How often storage was reallocated; between two of those every layer stays at its address."""
-        self._width = 0  # longest row, the token being written included
+        self._width = 0  # of a step: the longest row with the token being written, rounded up
 
     @property
     def num_rows(self) -> int:
@@ -85,7 +88,7 @@ class KeyValueSlots:
 
     def begin_step(self) -> Int64[Tensor, " row"]:
         """Make room for one token a row; returns its position in each row."""
-        self._width = int(self.lengths.max()) + 1
+        self._width = attentions.rounded_up(int(self.lengths.max()) + 1, ROUND_TO)
         self._reserve(self._width)
         self._rows = torch.arange(self.num_rows, device=self.lengths.device)
         return self.lengths
@@ -156,7 +159,7 @@ class DecoderSteps(Steps):
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
         """Run whole prompts, packed without padding."""
-        layout = attentions.PackedLayout([len(prompt) for prompt in prompts])
+        layout = attentions.PackedLayout([len(prompt) for prompt in prompts], round_to=ROUND_TO)
         attention = attentions.PackedAttention(layout, self.device)
         kept: list[tuple[Tensor, Tensor]] = []
 

@@ -138,11 +138,17 @@ class PackedIndices:
 class PackedLayout:
     """Where each sequence lies on the packed token axis: all roots in order, then all branches in order.
 
-    `branch_root[b]` is the root that branch b continues.  A branch may be empty.
+    `branch_root[b]` is the root that branch b continues.  A branch may be empty.  With `round_to`, a sequence is padded
+    to a multiple of it, and so the same way whatever the others are.
     """
 
     def __init__(
-        self, root_lengths: Sequence[int], branch_lengths: Sequence[int] = (), branch_root: Sequence[int] = ()
+        self,
+        root_lengths: Sequence[int],
+        branch_lengths: Sequence[int] = (),
+        branch_root: Sequence[int] = (),
+        *,
+        round_to: int = 1,
     ) -> None:
         self.root_lengths, self.branch_lengths = list(root_lengths), list(branch_lengths)
         self.branch_root = list(branch_root)
@@ -156,8 +162,8 @@ class PackedLayout:
         ]
         self.longest = max([*self.root_lengths, *whole])
         """Tokens of the longest sequence, a branch with its root."""
-        self.root_buckets = _like_lengths(self.root_lengths)
-        self.branch_buckets = _like_lengths(self.branch_lengths)
+        self.root_buckets = _like_lengths(self.root_lengths, round_to)
+        self.branch_buckets = _like_lengths(self.branch_lengths, round_to)
 
     def indices(self, device: torch.device) -> PackedIndices:
         token_of_slot, slot_of_token = self._slots()
@@ -299,13 +305,18 @@ class PackedAttention:
         return packed_out.view(-1, heads, width)
 
 
-def _like_lengths(lengths: Sequence[int]) -> list[Bucket]:
-    """Non-empty sequences in groups of similar length, longest first."""
+def rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _like_lengths(lengths: Sequence[int], round_to: int) -> list[Bucket]:
+    """Non-empty sequences in groups of similar length, longest first; of equal rounded lengths where they are rounded."""
     order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
-    buckets: list[list[int]] = []
+    buckets: list[tuple[int, list[int]]] = []
     for i in order:
-        if buckets and lengths[i] >= BUCKET_FILL * lengths[buckets[-1][0]]:
-            buckets[-1].append(i)
+        width = rounded_up(lengths[i], round_to)
+        if buckets and width >= (BUCKET_FILL if round_to == 1 else 1) * buckets[-1][0]:
+            buckets[-1][1].append(i)
         else:
-            buckets.append([i])
-    return [Bucket(tuple(bucket), lengths[bucket[0]]) for bucket in buckets]
+            buckets.append((width, [i]))
+    return [Bucket(tuple(members), width) for width, members in buckets]
