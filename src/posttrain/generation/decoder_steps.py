@@ -88,7 +88,7 @@ class KeyValueSlots:
 
     def begin_step(self) -> Int64[Tensor, " row"]:
         """Make room for one token a row; returns its position in each row."""
-        self._width = attentions.rounded_up(int(self.lengths.max()) + 1, ROUND_TO)
+        self._width = attentions.rounded_up(int(self.lengths.max()) + 1, min(ROUND_TO, self._block))
         self._reserve(self._width)
         self._rows = torch.arange(self.num_rows, device=self.lengths.device)
         return self.lengths

@@ -303,11 +303,24 @@ class AdaptedWeight:
     """A of all layers, one below the other."""
     ups: tuple[Tensor, ...]
     """B of each, [outputs rank]."""
+    packed: tuple[Matrix, ...] = ()
+    """A of all and B of each in inference's fastest order, if they were packed."""
 
     def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
+        if self.packed:
+            return self._packed_product(x)
         if not torch.is_grad_enabled():
             return _products(x, self.parts, self.down, self.ups)[1]
         return cast(Tensor, _Adapted.apply(x, self.parts, self.down, *self.ups))  # type: ignore[no-untyped-call]
+
+    def _packed_product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
+        down, *ups = self.packed
+        lows = linear(x, down).split([up.shape[1] for up in self.ups], dim=1)
+        out = [base.product(x) for base in self.parts.bases]
+        for y, low, up, scale in zip(out, lows, ups, self.parts.scales, strict=True):
+            if low.shape[1]:
+                y.add_(linear(low.contiguous(), up), alpha=scale)
+        return torch.cat(out, dim=1) if len(out) > 1 else out[0]
 
     def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "AdaptedWeight":
         some = tuple(None if dropout is None else dropout.of_tokens(rows) for dropout in self.parts.dropouts)
@@ -318,7 +331,9 @@ class AdaptedWeight:
             base if is_4_bit(base.layer) else replace(base, packed=for_inference(_dense(base.matrix())))
             for base in self.parts.bases
         ]
-        return replace(self, parts=replace(self.parts, bases=tuple(bases)))
+        packs = self.down.numel() > 0 and PackedWeight.serves(self.down)
+        packed = [for_inference(each) if each.numel() else each for each in (self.down, *self.ups)] if packs else []
+        return replace(self, parts=replace(self.parts, bases=tuple(bases)), packed=tuple(packed))
 
     def owned(self) -> "AdaptedWeight":
         """The same at fixed addresses.  The base keeps its address and is not copied."""
