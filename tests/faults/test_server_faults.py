@@ -1,4 +1,4 @@
-"""Servers that die, hang or answer nonsense, in every phase: no bit of a run changes, or it ends in time and says why."""
+"""Servers that die, hang or answer nonsense in any phase: no bit of a run changes, or it ends in time and says why."""
 
 import signal
 from collections.abc import Iterator

@@ -310,7 +310,7 @@ def rounded_up(number: int, multiple: int) -> int:
 
 
 def _like_lengths(lengths: Sequence[int], round_to: int) -> list[Bucket]:
-    """Non-empty sequences in groups of similar length, longest first; of equal rounded lengths where they are rounded."""
+    """Non-empty sequences in groups of similar length, longest first; if rounded, of equal rounded length."""
     order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
     buckets: list[tuple[int, list[int]]] = []
     for i in order:
