@@ -20,10 +20,11 @@ from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
 from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.options.rollout import HttpOptions, SamplingParams
+from posttrain.runs.alarms import GAP, GAP_LIMIT
 from posttrain.server.model_server import ModelServer
 from tests.support.commands import printed
 from tests.support.rl_server import own_server
-from tests.support.runs import files_of, metrics_of, save_tiny_model, tiny_recipe
+from tests.support.runs import files_of, metrics_of, rollout_rows, save_tiny_model, tiny_recipe
 from tests.support.served import served
 
 
@@ -68,6 +69,38 @@ def test_a_run_over_http_has_the_bits_of_a_run_in_one_process(
     assert metrics_of(ours) == metrics_of(theirs)
     assert of_rollouts(ours) == of_rollouts(theirs)
     assert not (theirs / "weights").exists()  # transport only: the run's model is in model/
+
+
+ECHO = """def echo(text: str) -> str:
+    '''Says how much was said.
+
+    Args:
+        text: what was said
+    '''
+    return str(len(text))
+"""
+
+
+def test_turns_over_http_are_those_of_one_process(model: Path, server: ModelServer, tmp_path: Path) -> None:
+    """The same tokens; log-probs up to rounding, for which rows decode side by side depends on when replies come."""
+    (tmp_path / "mine.py").write_text(ECHO)
+    tools = {"tools": [f"{tmp_path}/mine.py:echo"], "tools_at": {"echo": "e"}, "run": {"num_steps": 1}}
+    ours = run(model, tmp_path / "ours", **tools, rollout={"max_completion_tokens": 20})
+    theirs = run(model, tmp_path / "theirs", **tools, rollout={"max_completion_tokens": 20}, engine=engine(server))
+    expected, found = (rollout_rows(each, 1) for each in (ours, theirs))
+    assert sum(False in row["sampled"] for row in expected) > 4  # a tool has replied
+    for mine, other in zip(found, expected, strict=True):
+        assert (mine["tokens"], mine["sampled"], mine["finish"]) == (other["tokens"], other["sampled"], other["finish"])
+        assert mine["logprobs"] == pytest.approx(other["logprobs"], abs=1e-5)
+
+
+def test_weights_reach_a_server_while_it_samples_the_next_step(
+    model: Path, server: ModelServer, tmp_path: Path
+) -> None:
+    ahead = {"max_staleness": 1, "max_completion_tokens": 20}
+    steps = metrics_of(run(model, tmp_path / "ahead", rollout=ahead, engine=engine(server)))[1:]
+    assert max(step.get("staleness/max", 0) for step in steps) == 1
+    assert all(step[GAP] < step[GAP_LIMIT] == 0.001 for step in steps[:1])
 
 
 def test_a_run_goes_on_with_another_server_and_is_the_one_that_never_stopped(

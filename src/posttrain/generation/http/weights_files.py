@@ -1,7 +1,7 @@
 """Weights as files for servers: a safetensors file and its manifest, written under another name and then renamed.
 
-    weights-N.safetensors
-    weights-N.json   {"format": 1, "version": 12, "sha256": "9f86d0...", "bytes": 5910920,
+    weights-*.safetensors
+    weights-*.json   {"format": 1, "version": 12, "sha256": "9f86d0...", "bytes": 5910920,
                       "tensors": {"lm_head.weight": {"dtype": "float32", "shape": [384, 160]}, ...},
                       "adapter": null}
 
