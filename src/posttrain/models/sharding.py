@@ -104,7 +104,9 @@ def whole_copy(policy: Policy, *, everywhere: bool = False) -> Policy | None:
 
 
 def led_copy(policy: Policy) -> Policy:
-    """`whole_copy` on rank 0, which has the others call it too."""
+    """`whole_copy` on rank 0, which has the others call it too; a policy that is not sharded is returned itself."""
+    if sharded_forward(policy) is None:
+        return policy
     with policy.ranks.leading("whole_copy"):
         copied = whole_copy(policy)
     assert copied is not None, "only rank 0 leads"
