@@ -179,6 +179,34 @@ def test_a_signal_on_one_rank_saves_the_step_and_ends_all(folder: Path) -> None:
     assert "--ranks 2" in first.out
 
 
+PAIRS = ("dpo", "--dpo.learning-rate", "1e-2", "--dpo.pairs-per-batch", "4", "--dpo.tokens-per-microbatch", "64")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        pytest.param(
+            (*PAIRS, "--dpo.rounds", "2", "--dpo.prompts-per-round", "4", "--dpo.steps-per-round", "2"), id="dpo"
+        ),
+        pytest.param(("sft", "--sft.tokens-per-batch", "400", "--sft.tokens-per-microbatch", "64"), id="sft"),
+    ],
+)
+def test_rows_and_pairs_of_rounds_are_learned_as_by_one_process(folder: Path, argv: tuple[str, ...]) -> None:
+    shared = {
+        "dpo": ("--rollout.group-size", "4", "--rollout.max-completion-tokens", "6", "--task.held-out-size", "3"),
+        "sft": ("--run.num-steps", "3", "--sft.learning-rate", "1e-2", "--sft.eval-size", "4"),
+    }[argv[0]]
+    dice = ("--rewards", f"{folder}/dice.py:dice") if argv[0] == "dpo" else ()
+    shutil.copy(Path(__file__).parents[1] / "support" / "dice.py", folder)
+    runs = [folder / f"{argv[0]}-{count}" for count in (1, 2)]
+    whole = (*argv, *shared, *dice, "--model.path", folder / "model", "--run.threads", "1", "--run.folder")
+    ended = [command(*whole, runs[0], folder=folder), by_ranks(*whole, runs[1], folder=folder)]
+    assert [each.code for each in ended] == [0, 0], ended[1].err
+    assert largest_difference(*runs) < 3e-6
+    start_of_both = load_file(folder / "model" / "model.safetensors")
+    assert max((weights(runs[0])[name] - each).abs().max().item() for name, each in start_of_both.items()) > 1e-3
+
+
 class OneOfSeveral(RankGroup):
     """A rank that knows its number, and sends nothing."""
 
