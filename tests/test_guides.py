@@ -212,7 +212,7 @@ def test_everything_that_a_guide_refers_to_is_there(page: Path) -> None:
     for name, file in re.findall(r"\[`((?!posttrain\.)[\w.]+)`\]\([./]+src/([\w/]+)\.py\)", text):
         assert attribute(f"{file.replace('/', '.')}.{name}") is not None
     made_when_built = {"reference/options.md", "../reference/trl_fields.md"}
-    for link in set(re.findall(r"\]\(([^)#:]+)[^)]*\)", text)) - made_when_built:
+    for link in set(re.findall(r"\]\((?!https?:)([^)#:]+)[^)]*\)", text)) - made_when_built:
         assert (page.parent / link).is_file(), link
 
 
