@@ -1,6 +1,8 @@
 """Servers that hold other weights, or could not sample for a policy: found before a token is trained on."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from posttrain.generation.rl_protocol import GENERATE, UPDATE, WEIGHT_INFO
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
 from posttrain.options.rollout import HttpOptions, SamplingParams
+from posttrain.ranks.group import RankGroup
 from tests.support.fake_inference import FakeInference, fake_inference
 from tests.support.faulty_endpoint import raw, reply, status
 from tests.support.http_engines import LONGEST, engine_of, move, ready, servers
@@ -166,3 +169,18 @@ def test_weights_go_by_the_way_that_the_recipe_says(transport: str, policy: Poli
         assert any("PUT" in line for line in engine.describe()) == (transport == "put")
         assert len(list((tmp_path / "weights").glob("*.safetensors"))) == 1
     assert not (tmp_path / "weights").exists()
+
+
+class NotLed(RankGroup):
+    """Of several ranks, where calls that all of them make would wait for ever."""
+
+    size = 2
+
+    def leading(self, call: str, *given: object) -> AbstractContextManager[None]:
+        raise AssertionError(call)
+
+
+def test_whole_weights_are_sent_without_the_other_ranks(policy: Policy) -> None:
+    alone = replace(policy, ranks=NotLed())
+    with ready(alone) as (engine, (fake,)):
+        assert (engine.weights_version, fake.version) == (0, "0")
