@@ -20,6 +20,7 @@ from posttrain.models.shared_prompt.linear import (
     dense_projection,
     for_inference,
     linear,
+    projection,
 )
 
 WEIGHT = torch.randn(37, 19, generator=torch.Generator().manual_seed(0))
@@ -155,6 +156,45 @@ def test_what_keeps_its_address_takes_over_new_numbers(frozen: bool) -> None:
     kept.take_over(dense_projection(modules, torch.float64))
     assert addresses == [part.matrix.data_ptr() for part in kept.parts]
     torch.testing.assert_close(kept.product(X), torch.cat([m(X) for m in modules], dim=1), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("biased", [(False,), (True, True), (True, False, True)])
+def test_gathered_layers_have_the_products_and_gradients_of_joined_ones(biased: tuple[bool, ...]) -> None:
+    """Also where one is frozen."""
+    modules, others = layers(*biased), layers(*biased)
+    for each in (modules, others):
+        each[-1].weight.requires_grad_(len(biased) == 1)
+    inputs = [X.clone().requires_grad_() for _ in range(2)]
+    gathered = projection(modules, torch.float64, keeps_copies=False)
+    (gathered.product(inputs[0]).tanh() ** 2).sum().backward()
+    (torch.cat([other(inputs[1]) for other in others], dim=1).tanh() ** 2).sum().backward()
+    for mine, theirs in zip([*inputs[:1], *parameters(modules)], [*inputs[1:], *parameters(others)], strict=True):
+        if theirs.grad is None:
+            assert mine.grad is None
+        else:
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("keeps_copies", [False, True])
+def test_gathered_layers_keep_nothing_but_parameters_for_the_backward_pass(keeps_copies: bool) -> None:
+    """Else the copies of all layers together are the whole model again, in the type of the products."""
+    modules, kept = layers(True, True), list[torch.Tensor]()
+    x = X.bfloat16().requires_grad_()  # of weights in float64
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        product = projection(modules, torch.bfloat16, keeps_copies=keeps_copies).product(x)
+    copies = {each.data_ptr() for each in kept} - {each.data_ptr() for each in (x, *parameters(modules))}
+    assert bool(copies) == keeps_copies
+    product.sum().backward()
+    assert [each.grad.dtype for each in parameters(modules)] == [torch.float64] * 4
+
+
+def parameters(modules: list[nn.Linear]) -> list[nn.Parameter]:
+    return [parameter for module in modules for parameter in module.parameters()]
 
 
 def angles(tokens: int, half: int) -> tuple[torch.Tensor, torch.Tensor]:

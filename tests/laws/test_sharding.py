@@ -1,6 +1,6 @@
 """1, 2 and 3 ranks take one step: the gradient of a sharded policy is that of a whole one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,13 +12,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.algorithms.table import ALGORITHMS
+from posttrain.errors import UserError
 from posttrain.models.model_outputs import enable_recomputation
 from posttrain.models.policy import Policy, as_policy
-from posttrain.models.sharding import part_like, whole, whole_copy, whole_weights
+from posttrain.models.sharding import own_part, part_like, sharded, whole, whole_copy, whole_weights
+from posttrain.options.model import AdapterOptions
 from posttrain.ranks.group import RankGroup
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner
+from posttrain.training.optimizer import require_no_own
 from tests.support.adapted import adapted_policy
 from tests.support.ranks import mesh_of, run_ranks
 from tests.support.stages import stages_with
@@ -27,6 +30,7 @@ from tests.support.tiny import through_its_own_forward, tiny_model, tiny_policy,
 RANKS = (2, 3)
 K3 = {"coefficient": 0.1, "estimator": "k3", "place": "loss"}
 CRITIC = {"fit_steps": 0}
+LORA = AdapterOptions(rank=4, alpha=8)
 TEACHER = {"weights": "start", "sees": "sibling", "template": "1{prompt}{shown}", "correct_from": 0.0}
 
 
@@ -42,7 +46,7 @@ class Case:
 
 
 def float64_lora(**options: Any) -> Policy:
-    return adapted_policy(dtype=torch.float64, **options)
+    return adapted_policy(options=LORA, dtype=torch.float64, **options)
 
 
 def with_frozen_parts() -> Policy:
@@ -81,7 +85,7 @@ CASES = {
     "recomputation in the plain pass": Case(policy=lambda: recomputing("plain")),
     "LoRA": Case(policy=float64_lora),
     "LoRA from the base": Case(policy=lambda: float64_lora(filled=False)),
-    "LoRA in 4 bits": Case(policy=lambda: adapted_policy(nf4=True), tolerance=1e-5),  # not in float64
+    "LoRA in 4 bits": Case(policy=lambda: adapted_policy(options=LORA, nf4=True), tolerance=1e-5),  # not in float64
     "LoRA and a trunk of the critic": Case({"name": "ppo", "critic": {**CRITIC, "trunk": "own"}}, float64_lora),
     "float32": Case(policy=lambda: tiny_policy(dtype=torch.float32), tolerance=1e-5),
     "bfloat16 products": Case(policy=lambda: tiny_policy("llama", torch.float32, compute="bfloat16"), tolerance=0.1),
@@ -107,6 +111,10 @@ def move(learner: Learner) -> None:
         parameter += part_like(torch.from_numpy(noise * 0.05).to(parameter.dtype), parameter)
 
 
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(own_part(each.detach()).nbytes for each in tensors)
+
+
 class MeshRanks(RankGroup):
     """The ranks of a mesh, all of which run the same code."""
 
@@ -123,19 +131,28 @@ class MeshRanks(RankGroup):
 
 
 def taken(learner: Learner, collected: CollectedStep) -> dict[str, Any]:
-    """A step's credit, gradient and update, by one rank or by this one of several."""
+    """A step's credit, first gradient, and policy after all updates, by one rank or by this one of several."""
     move(learner)
     credited = learner.credit(collected, Clock())
-    batches = learner.batches(credited, Clock())[:1]
+    batches = learner.batches(credited, Clock())
     found: dict[str, Any] = {"credit": {"advantages": batches[0].columns.advantages, **batches[0].columns.known}}
 
     def keep_gradients(*_: object) -> None:
         grads = {name: parameter.grad for name, parameter in trained(learner).items()}
-        found["gradients"] = {name: None if grad is None else whole(grad).clone() for name, grad in grads.items()}
+        whole_ones = {name: None if grad is None else whole(grad).clone() for name, grad in grads.items()}
+        found.setdefault("gradients", whole_ones)  # of the first update
+        found["gradient bytes"] = bytes_of(grad for grad in grads.values() if grad is not None)
 
     learner.optimizer.register_step_pre_hook(keep_gradients)
     report = learner.learn(batches, 1, Clock())[0]
     found["numbers"] = {"loss": report.loss, "num_tokens": report.num_tokens, **report.grad_norms, **report.sums}
+    moments = (each for state in learner.optimizer.state.values() for each in state.values() if each.ndim)
+    found["bytes"] = {
+        "gradients": found.pop("gradient bytes"),
+        "parameters": bytes_of(learner.policy.model.parameters()),
+        "moments": bytes_of(moments),
+    }
+    found["weights"] = {name: whole(each.detach()).clone() for name, each in trained(learner).items()}
     with torch.no_grad():
         found["sharded"] = learner.policy.completion_logprobs(batches[0])
         with whole_weights(learner.policy) as policy:
@@ -189,5 +206,52 @@ def test_ranks_take_one_step(steps: Mapping[Any, Any], name: str, size: int) -> 
     for column, numbers in one["credit"].items():
         assert (several["credit"][column] - numbers).abs().max() <= 10 * tolerance, column
     assert several["numbers"] == pytest.approx(one["numbers"], rel=10 * tolerance, abs=10 * tolerance)
+    for parameter, numbers in one["weights"].items():
+        assert (several["weights"][parameter] - numbers).abs().max() <= max(1e-7, tolerance), parameter
     for weights in ("gathered", "sharded", "copied"):
         assert (several[weights] - one["copied"]).abs().max() <= max(1e-6, tolerance), weights
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "4 bits" not in name])
+def test_two_ranks_hold_half_of_parameters_gradients_and_moments_each(steps: Mapping[Any, Any], name: str) -> None:
+    """On rank 0, which has the larger part of an odd number of rows; there is more than one micro-batch."""
+    for kind, whole_bytes in steps[name, 1]["bytes"].items():
+        assert 0 < steps[name, 2]["bytes"][kind] <= 0.55 * whole_bytes, kind
+
+
+def test_layers_in_4_bits_stay_whole_and_their_adapters_are_split(steps: Mapping[Any, Any]) -> None:
+    one, two = (steps["LoRA in 4 bits", size]["bytes"] for size in (1, 2))
+    assert two["moments"] <= 0.55 * one["moments"]
+    assert two["gradients"] <= 0.55 * one["gradients"]
+    assert two["parameters"] < one["parameters"]
+
+
+def refused_to_shard(policy: Policy) -> str:
+    with pytest.raises(UserError) as refusal:
+        sharded(policy, None)  # type: ignore[arg-type]  # refused before the mesh is looked at
+    return str(refusal.value)
+
+
+def test_a_policy_that_cannot_be_split_is_refused() -> None:
+    class OwnForward:
+        padded = False
+
+        def completion_logprobs(self, batch: object, needs: object) -> None: ...
+
+    own = replace(tiny_policy(), forward=OwnForward())
+    assert "its forward pass is a OwnForward, which cannot be sharded.  Use one rank" in refused_to_shard(own)
+    mixed = tiny_policy("llama")
+    mixed.model.lm_head.float()
+    assert "its trained weights are of 2 types (float32, float64)" in refused_to_shard(mixed)
+    scalar = tiny_policy("llama")
+    scalar.model.model.register_parameter("scale", nn.Parameter(torch.ones((), dtype=torch.float64)))
+    assert "its weight model.scale is one number" in refused_to_shard(scalar)
+    hooked = as_policy(tiny_model("llama", exact=False), tokenizer())
+    hooked.model.model.register_forward_hook(lambda *_: None)
+    assert "has a hook" in refused_to_shard(hooked)
+
+
+def test_an_optimiser_over_whole_weights_is_refused_with_several_ranks() -> None:
+    with pytest.raises(UserError, match="hold whole weights, which several ranks split"):
+        require_no_own(object())
+    require_no_own(None)
