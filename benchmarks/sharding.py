@@ -42,6 +42,7 @@ from posttrain.training.learner import Learner, LearnerSettings
 MICRO_BATCH = 4096
 PROMPT_TOKENS, COMPLETION_TOKENS, GROUP_SIZE = 300, 32, 8
 """Of the 100 M shape."""
+GROUP_TOKENS = PROMPT_TOKENS + GROUP_SIZE * COMPLETION_TOKENS
 RANKS = 2
 
 
@@ -63,7 +64,7 @@ class Together(RankGroup):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=("100m", "bundled"), default="100m")
-    parser.add_argument("--rounds", type=int, default=2, help="measured updates of each, after one that is not")
+    parser.add_argument("--rounds", type=int, default=2, help="measured updates of each, after a small one that is not")
     options = parser.parse_args()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -80,7 +81,7 @@ def main() -> None:
 def measure(rank: int, port: int, shape: str, rounds: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
-    together, collected = Together(), step_of(shape)
+    together, small, collected = Together(), step_of(1), step_of(MICRO_BATCH // GROUP_TOKENS)
     num_tokens = sum(
         len(group.prompt.tokens) + sum(len(rollout.tokens) for rollout in group.rollouts) for group in collected.groups
     )
@@ -92,7 +93,7 @@ def measure(rank: int, port: int, shape: str, rounds: int) -> None:
         for size in (1, RANKS):
             dist.barrier()
             if size in learners:
-                found[size].append(seconds_of(learners[size], collected, turn + 1))
+                found[size].append(seconds_of(learners[size], collected if turn else small, turn + 1))
             together.gathered(None)
     cpu = max(together.gathered(min(cpu for _, cpu in found[RANKS][1:])))
     held = {size: held_bytes(learner) for size, learner in learners.items()}
@@ -137,11 +138,9 @@ def policy_of(shape: str) -> Policy:
     return as_policy(Qwen3ForCausalLM(config), new_tokenizer())
 
 
-def step_of(shape: str) -> CollectedStep:
-    """Groups of random tokens that fill a micro-batch for each rank."""
-    stream = torch.Generator().manual_seed(0)
-    group_tokens = PROMPT_TOKENS + GROUP_SIZE * COMPLETION_TOKENS
-    num_groups = RANKS * (MICRO_BATCH // group_tokens)
+def step_of(groups_of_a_rank: int) -> CollectedStep:
+    """Groups of random tokens."""
+    stream, num_groups = torch.Generator().manual_seed(0), RANKS * groups_of_a_rank
 
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(torch.randint(20, 100, (count,), generator=stream).tolist())
