@@ -201,10 +201,7 @@ def require_output_layer(model: PreTrainedModel) -> None:
     found = altered or f"is a {full_name(type(head))}, not torch.nn.Linear"
     remedy = "Replace it by a torch.nn.Linear with the same weights, not quantised."
     if type(head.weight).__name__ == "DTensor":
-        remedy = (
-            "Make the policy of the unsharded model.  To train it sharded, replace the policy's `forward` by one that"
-            " computes log-probs from the shards (posttrain.models.forward.ForwardPass)."
-        )
+        remedy = "Make the policy of the unsharded model, and split it after that (posttrain.models.sharding.sharded)."
     elif full_name(type(head)).startswith("peft."):
         remedy = "Remove the output layer from the adapter's target_modules and modules_to_save."
     elif type(head) is nn.Linear:
