@@ -55,6 +55,7 @@ OTHERS = {
     "plan": "takes every flag of the run that it plans, so that one command line serves both",
     "config": "prints every option",
     "check-task": "takes no sections; it has switches",
+    "launch": "starts `rl`, with the same flags, and servers that load a model as `serve` does",
     "replay": "reads the recipe of a run, as `rl --resume` does",
 }
 """Commands without a scenario, and why."""
@@ -63,6 +64,8 @@ HUB = "is about data on a hub; refused when a file is read"
 PROGRAMS = "is about programs; whether a reward runs any is known when it is called"
 PERMITS = "permits what another option asks for"
 REPLIES = "is refused once it is known that nothing replies"
+PLACED = "is read by `posttrain launch`"
+PLACEMENT = "trainer.ranks engines.count evaluation.engine environment.command ready_seconds stop_seconds"
 IDLE = {
     "sandbox.at_once": PROGRAMS,
     "sandbox.kind": PROGRAMS,
@@ -76,6 +79,7 @@ IDLE = {
     **{f"environment.{name}": REPLIES for name in ("options", "seconds", "workers", "max_failures")},
     **{f"{section}.{name}": REPLIES for section in ("rollout", "sampling") for name in ("max_turns", "multi_turn")},
     **{f"{section}.decay_adapter": PERMITS for section in ("update", "sft", "reward_model", "dpo")},
+    **{f"placement.{name}": PLACED for name in PLACEMENT.split()},
     "engine.name": "has one value, the in-process engine; an engine of the user's is named by engine.path",
     "task.held_out_size": "phases of one recipe share their task, and other commands measure on held-out problems",
 }

@@ -81,6 +81,6 @@ class PlacementOptions(Bounded):
         Rule(
             "evaluation.engine",
             lambda o: not o.evaluation.engine or o.engines.count > 0,
-            "needs servers, and engines.count = 0.  Set engines.count to at least 1.",
+            "needs servers.  Set placement.engines.count to at least 1.",
         ),
     )

@@ -25,7 +25,7 @@ class ModelServer(HttpServer):
         transfer_folder: Path | None = None,
     ) -> None:
         """`transfer_folder` is that of a server for training; None is one that only answers OpenAI's clients."""
-        bound = listening_socket(host, port, named=f"--host {host} --port {port}")
+        bound = listening_socket(host, port, named=f"host {host}, port {port}")
         self.service = service
         protected = bool(token) or not is_loopback(host)
         access = Access(None if protected else own_hosts(host, bound.getsockname()[1]), token)

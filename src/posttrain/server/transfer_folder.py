@@ -26,7 +26,7 @@ class TransferFolder:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
-                f"--transfer-folder {folder}: {error.strerror}.  Name a folder to read and write."
+                f"transfer folder {folder}: {error.strerror}.  Name a folder to read and write."
             ) from error
         self.folder, self.most_bytes = folder.resolve(), most_bytes
 

@@ -60,7 +60,7 @@ class VotingPage(HttpServer):
     """Pages for raters, one ballot each."""
 
     def __init__(self, ballots: Sequence[Voter], question: str, *, port: int = 0) -> None:
-        bound = listening_socket("127.0.0.1", port, named=f"--port {port}")
+        bound = listening_socket("127.0.0.1", port, named=f"port {port}")
         self.question = question
         self.ballots = {secrets.token_urlsafe(24): ballot for ballot in ballots}
         """By the token of their rater."""
