@@ -21,6 +21,7 @@ NO_OPTIONS = {
     "run.model_folder": "a field of what posttrain.train returns",
     "algorithm.path": "names the file of an algorithm of one's own, whose options are its own",
     "engine.path": "names the file of an engine of one's own, whose options are its own",
+    "evaluation.engine": "an option within `placement`",
     "rewards.nanmean": "a method of torch's tensors",
 }
 FILES = (".py", ".npz", ".png", ".safetensors")

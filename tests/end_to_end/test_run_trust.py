@@ -35,6 +35,7 @@ OPENS_RUNS = {
     "chat": ["RUN", "--prompt", "1"],
     "serve": ["RUN", "--port", "70000"],
     "doctor": ["--model", "RUN"],
+    "replay": ["RUN"],
     "launch": ["--resume", "RUN", "--dry-run"],
 }
 """Every command that takes a run folder, or its recipe, with arguments that open it."""

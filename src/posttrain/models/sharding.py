@@ -256,7 +256,7 @@ def require_shardable(model: nn.Module) -> None:
     types = sorted({str(each.dtype).removeprefix("torch.") for each in model.parameters() if each.requires_grad})
     if len(types) > 1:
         fault = f"model: its trained weights are of {len(types)} types ({', '.join(types)}), which cannot be sharded"
-        raise UserError(f"{fault}.  Convert them to one, such as model.float(), or use one rank.")
+        raise UserError(f"{fault}.  Set model.weights = float32, or use one rank.")
     for name, parameter in model.named_parameters():
         if not parameter.ndim:
             raise UserError(f"model: its weight {name} is one number, which cannot be sharded.  Use one rank.")

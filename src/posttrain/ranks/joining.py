@@ -20,7 +20,7 @@ def joined(timeout_seconds: float) -> Iterator[RankGroup]:
     if missing := [name for name in STARTERS if name not in os.environ]:
         raise UserError(
             f"WORLD_SIZE = {num_ranks()} in the environment, without {', '.join(missing)}.  Start the ranks with"
-            " --ranks N or torchrun, or unset WORLD_SIZE."
+            " torchrun, or unset WORLD_SIZE."
         )
     from posttrain.ranks.processes import joined_processes
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,7 @@ class RankProcesses(RankGroup):
         self.job.set("begun", "yes")
 
 
-CONTINUE = "Continue from the last checkpoint with --resume RUN, or start all ranks again."
+CONTINUE = "Continue from the last checkpoint with --resume RUN (in Python train(config, resume=True))."
 
 
 def is_running(process: int) -> bool:
@@ -252,18 +253,18 @@ def joined_processes(timeout_seconds: float) -> Iterator[RankProcesses]:
             dist.destroy_process_group()
 
 
-SERVER: list[TCPStore] = []
-"""Held as long as the process: where rank 0 is the host of the store, others read it until they end."""
-
-
 def joined_group(rank: int, size: int, timeout_seconds: float) -> RankProcesses:
     """The group, whose ranks know each other's keys and are not connected yet."""
-    if not SERVER:
-        SERVER.append(connection(rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"))
-    ranks = RankProcesses(rank, size, SERVER[0], timeout_seconds=timeout_seconds)
+    ranks = RankProcesses(rank, size, store_of_process(rank), timeout_seconds=timeout_seconds)
     if rank == 0:
         ranks.store.set("alive", "0")
     return ranks
+
+
+@cache
+def store_of_process(rank: int) -> TCPStore:
+    """Held as long as the process: where rank 0 is the host of the store, others read it until they end."""
+    return connection(rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
 
 
 def connection(is_host: bool = False) -> TCPStore:

@@ -3,7 +3,7 @@
 rank 0                                          every other rank
 learner.credit(collected)  ── "credit" ──→      the same on the same groups; passes over tokens are shared
 learner.learn(batches, …)  ── "learn" ───→      its own batches, which must equal those of rank 0; gradients are summed
-engine.open, put, take     ── "sample" ──→      its share of the continuations
+open, put, take             ── "sample" ──→      its share of the continuations
 harness.save, resume       ── "save", "restore" →
 """
 

@@ -97,8 +97,8 @@ class EarlierAdapter:
     def shard(self, mesh: DeviceMesh) -> None:
         if self.kept is not None and peft_layers(self.policy.model):
             raise UserError(
-                "reference: earlier matrices of an adapter in peft's layers cannot stand in for sharded ones.  Load the"
-                " adapter from its folder (model.adapter.path), or use one rank."
+                "reference: earlier matrices of an adapter in peft's layers cannot stand in for sharded ones.  Give the"
+                " adapter's folder as model.path, or use one rank."
             )
         self.policy = sharded(self.policy, mesh)
 
