@@ -25,9 +25,7 @@ class TransferFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(
-                f"transfer folder {folder}: {error.strerror}.  Name a folder to read and write."
-            ) from error
+            raise UserError(f"transfer folder {folder}: {error.strerror}.  Name a folder to read and write.") from error
         self.folder, self.most_bytes = folder.resolve(), most_bytes
 
     async def keep(self, sha256: str, length: str, parts: AsyncIterator[bytes]) -> None:
