@@ -79,8 +79,8 @@ def test_two_ranks_that_split_the_weights_train_what_one_does(name: str, tmp_pat
         ours, theirs = (load_file(each.parent / "run" / file) for each in (one, two))
         assert ours.keys() == theirs.keys(), file
         for tensor, numbers in ours.items():
-            # In float32 AdamW takes whole steps, here of up to 1e-2, along gradients that are little but rounding, as that
-            # of a value's bias is at first: it starts as the mean reward.  In float64 weights after many updates are
-            # equal (tests/laws/test_sharding.py).
+            # In float32 AdamW takes whole steps, here of up to 1e-2, along gradients that are little but rounding, as
+            # that of a value's bias is at first: it starts as the mean reward.  In float64 weights after many updates
+            # are equal (tests/laws/test_sharding.py).
             limit = 2e-3 if file.parts[0] == "critic" else 1e-4
             assert (numbers - theirs[tensor]).abs().mean() <= limit, f"{file}: {tensor}"
