@@ -15,7 +15,7 @@ from posttrain.generation.http.completion_requests import CompletionJob, Unsound
 from posttrain.generation.http.http_sampling import HttpSampling
 from posttrain.generation.http.probe import ProbeAnswer, ServerProbe, prefix_logprobs
 from posttrain.generation.http.server_calls import EventLoop, ServerCalls, ServerFault, key_of, require_httpx
-from posttrain.generation.http.server_checks import Facts, facts_of, require_context, require_sampling
+from posttrain.generation.http.server_checks import Facts, facts_of, first_facts_of, require_context, require_sampling
 from posttrain.generation.http.servers import Server, ServerPool
 from posttrain.generation.http.weight_updates import SHARED, send_weights, uploads
 from posttrain.generation.http.weights_files import WeightsFile, WeightsFolder
@@ -109,7 +109,7 @@ class HttpEngine:
         return lines
 
     async def _connect(self, calls: Sequence[ServerCalls]) -> list[Facts]:
-        return list(await asyncio.gather(*(facts_of(each, self.policy) for each in calls)))
+        return list(await asyncio.gather(*(first_facts_of(each, self.policy) for each in calls)))
 
     async def _disconnect(self) -> None:
         for each in self.servers:

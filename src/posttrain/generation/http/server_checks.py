@@ -59,6 +59,17 @@ class Facts:
         return self.dtype in ("float32", "float64")
 
 
+async def first_facts_of(calls: ServerCalls, policy: Policy) -> Facts:
+    """`facts_of` before anything is sampled, when a server that cannot be reached is a mistake."""
+    try:
+        return await facts_of(calls, policy)
+    except ServerFault as fault:
+        if fault.status is not None:
+            raise
+        says = str(fault).partition(": connect: ")[2].rstrip(".")
+        raise refusal(calls, says, "Start it, or correct engine.urls") from None
+
+
 async def facts_of(calls: ServerCalls, policy: Policy) -> Facts:
     """Ask a server what it is.  Raises ServerFault or UserError where it cannot sample for this policy."""
     connect = calls.seconds.connect
@@ -73,9 +84,6 @@ async def facts_of(calls: ServerCalls, policy: Policy) -> Facts:
             ) from None
         if fault.status in (401, 403):
             raise refusal(calls, "it refuses the key", "Name the variable with its key in engine.key_env") from None
-        if fault.status is None:
-            says = str(fault).partition(": connect: ")[2].rstrip(".")
-            raise refusal(calls, says, "Start it, or correct engine.urls") from None
         raise
     if info.posttrain is not None:
         ours = info.posttrain
