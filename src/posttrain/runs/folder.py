@@ -27,6 +27,8 @@ from posttrain.runs.run_inputs import FILE as INPUTS, RunInputs
 LOCK = ".posttrain.lock"
 """Held by the writer while it lives; it also marks a folder as one that posttrain made and may clear."""
 FORMAT = "format"
+WEIGHTS = "weights"
+"""Folder of files for engines elsewhere; only while a run is going on."""
 VERSION = 2
 """The newest layout of a run folder that this version of posttrain reads, and the one that it writes."""
 
@@ -212,7 +214,8 @@ def refuse_foreign_folder(path: Path) -> None:
         raise UserError(f"{path}: is a file; a run needs a folder.  Choose another run.folder (--run.folder).")
     with reading(path):
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    others = sorted(name for name in names if name not in (LOCK, FORMAT) and not name.startswith(TEMPORARY))
+    ours = {LOCK, FORMAT, *([WEIGHTS] if LOCK in names else [])}  # of a run that was killed before its first step
+    others = sorted(name for name in names - ours if not name.startswith(TEMPORARY))
     if others and not {LOCK, "config.yaml"} <= names:
         listed = ", ".join(others[:3]) + (" ..." if len(others) > 3 else "")
         raise UserError(

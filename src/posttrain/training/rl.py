@@ -15,7 +15,7 @@ from posttrain.generation.engine import Engine
 from posttrain.generation.parity import gap_metrics
 from posttrain.models.policy import Policy
 from posttrain.ranks.joining import joined
-from posttrain.runs.folder import interrupted_lines, saved_recipe
+from posttrain.runs.folder import WEIGHTS, interrupted_lines, saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.progress import Clock
 from posttrain.runs.prompt_preview import Reader, first_step_lines
@@ -163,7 +163,7 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
         if inputs.changes:
             folder.write_inputs(inputs)
             notes += inputs.notes
-        session.load_weights(transfer=folder.path / "weights")
+        session.load_weights(transfer=folder.path / WEIGHTS)
         session.keep_replies(ReplyFile(folder))
         if not state.before:
             if config.update.optimizer_from:  # a resumed run has it in its checkpoints, from step 0 on
