@@ -11,7 +11,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gymnasium test-browser test-vllm soak check lint format types docs families bench trl-parity trl-scripts trl-tests mutants constraints clean
+.PHONY: help demo test test-gymnasium test-browser test-scale faults test-vllm soak check lint format types docs families bench trl-parity trl-scripts trl-tests mutants constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,13 @@ test-browser: .venv/.ok ## the voting page in a headless Chromium, which POSTTRA
 
 test-vllm: .venv/.ok ## servers' tests against vLLM's CPU build, in an environment of its own (3.4 GB); says what it skips where there is none
 	$(BIN)/python -m tests.vllm_suite
+
+test-scale: .venv/.ok ## faults of servers in every phase, and 20 random ones over whole runs (six minutes)
+	$(BIN)/python -m pytest -n 2 -m scale tests/faults
+	$(BIN)/python -m tests.faults.chaos --faults 20
+
+faults: .venv/.ok ## 200 random faults over whole runs: servers, networks and drivers that are killed, stopped and cut off
+	$(BIN)/python -m tests.faults.chaos --faults 200
 
 soak: .venv/.ok ## a hundred thousand programs, and completions through workers, and what they leave behind
 	$(BIN)/python -m tests.soak --items 100000

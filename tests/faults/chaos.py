@@ -122,9 +122,8 @@ def main() -> int:
                 print(f"run {seed}: the same to the bit; {dict(chaos.counts)}", flush=True)
                 if chaos.faults <= 0:
                     break
-    print(
-        f"{given.faults} faults in {chaos.counts['runs']} runs, {time.monotonic() - began:.0f} s: no hang, no difference"
-    )
+    seconds = time.monotonic() - began
+    print(f"{given.faults} faults in {chaos.counts['runs']} runs, {seconds:.0f} s: no hang, no difference")
     return 0
 
 

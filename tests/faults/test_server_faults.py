@@ -84,7 +84,12 @@ def test_a_run_over_two_servers_has_the_bits_of_one_in_process(place, lasting, u
     require_same(run_over(proxies, place / "over-two"), undisturbed)
 
 
-@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.name)
+QUICK = ("sampling", "update")
+"""Phases that `make test` tries too."""
+MARKED = [pytest.param(each, marks=() if each.name in QUICK else pytest.mark.scale, id=each.name) for each in PHASES]
+
+
+@pytest.mark.parametrize("phase", MARKED)
 def test_a_server_that_is_killed_in_a_phase_changes_no_bit(place, two, undisturbed, phase):
     (first, _), proxies = two
     proxies[0].faults = [phase.fault("pass", times=1, call=first.kill)]
@@ -92,6 +97,7 @@ def test_a_server_that_is_killed_in_a_phase_changes_no_bit(place, two, undisturb
     assert not first.command.process.is_alive()
 
 
+@pytest.mark.scale
 @pytest.mark.parametrize("phase", PHASES[:1] + PHASES[5:6], ids=lambda phase: phase.name)
 def test_a_server_that_hangs_in_a_phase_changes_no_bit(place, two, undisturbed, phase):
     (first, _), proxies = two
@@ -99,6 +105,7 @@ def test_a_server_that_hangs_in_a_phase_changes_no_bit(place, two, undisturbed, 
     require_same(run_over(proxies, place / f"hangs-{phase.name}"), undisturbed)
 
 
+@pytest.mark.scale
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.name)
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_that_are_broken_once_change_no_bit(place, lasting, undisturbed, kind, phase):
@@ -124,7 +131,7 @@ def test_a_server_that_is_started_again_with_the_old_model_gets_the_new_weights(
     assert proxies[0].requests[asked[0] :].count(GENERATE) > 16, "it samples again"
 
 
-@pytest.mark.parametrize("kind", ["stall", "error", "refuse"])
+@pytest.mark.parametrize("kind", [pytest.param("stall", marks=pytest.mark.scale), "error", "refuse"])
 @pytest.mark.parametrize("phase", [PHASES[0], PHASES[5]], ids=lambda phase: phase.name)
 def test_without_another_server_a_run_ends_in_time_and_names_server_phase_and_checkpoint(place, lasting, kind, phase):
     _, proxies = lasting
