@@ -5,7 +5,6 @@ or the server does not start, this says why, lists the tests that it skips, and 
 """
 
 import os
-import shlex
 import socket
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from posttrain.commands.launch import VLLM, VLLM_VARIABLES
+from posttrain.commands.launch import VLLM, VLLM_VARIABLES, filled
 from tests.support.rl_server import ADDRESS, MODEL, TRANSFER, save_model
 
 ROOT = Path(__file__).parents[1]
@@ -60,8 +59,8 @@ def vllm_server(model: Path, logs: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = VLLM.format(python=PYTHON, model=model, host="127.0.0.1", port=port)
-    words = [*shlex.split(command), *ON_A_CPU.split()]
+    values = {"python": str(PYTHON), "model": str(model), "host": "127.0.0.1", "port": str(port)}
+    words = [*filled(VLLM, values), *ON_A_CPU.split()]
     with logs.open("w") as out:
         process = subprocess.Popen(words, stdout=out, stderr=out, env={**os.environ, **VLLM_VARIABLES, **VARIABLES})
     try:

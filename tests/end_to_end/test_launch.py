@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from posttrain.cli import main
-from posttrain.commands.launch import launch_of
-from posttrain.commands.processes import PlacedProcess, follow, started, wait_until_ready
+from posttrain.commands.launch import filled, launch_of
+from posttrain.commands.processes import PlacedProcess, follow, require_free_addresses, started, wait_until_ready
 from posttrain.commands.ray_processes import started_by_ray
 from posttrain.config import load_recipe
 from posttrain.errors import RunError, UserError
@@ -167,8 +167,8 @@ def test_dry_run_prints_commands_that_can_be_typed(capsys):
     flags = ["--placement.engines.count", "2", "--placement.trainer.ranks", "2", "--model.dtype", "float32"]
     assert main(["launch", "countdown-tiny", *flags, "--dry-run"]) == 0
     first, second, trainer = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-    assert first == shlex.split("posttrain serve bundled --rl --port 8100 --model.dtype float32")
-    assert second == shlex.split("posttrain serve bundled --rl --port 8101 --model.dtype float32")
+    assert first == shlex.split("posttrain serve bundled --rl --port 8100 --model.dtype float32 --seconds 600")
+    assert second == shlex.split("posttrain serve bundled --rl --port 8101 --model.dtype float32 --seconds 600")
     assert trainer[:3] == ["posttrain", "rl", "countdown-tiny"]
     urls = trainer.index("--engine.urls")
     assert trainer[urls + 1 : urls + 3] == ["http://127.0.0.1:8100", "http://127.0.0.1:8101"]
@@ -187,6 +187,25 @@ def test_a_command_of_ones_own_gets_model_host_and_port(tmp_path):
     (engine,) = launch_of(config, []).servers
     assert engine.command == ("serve-it", "bundled", "--at", "127.0.0.1:9000")
     assert engine.health == "http://127.0.0.1:9000/health"
+
+
+def test_a_server_that_answers_already_is_not_taken_for_ours(tmp_path, free_port):
+    mine = server(tmp_path, free_port)
+    with started([mine], tmp_path / "logs", stop_seconds=5) as others:
+        wait_until_ready(others, 20)
+        with pytest.raises(UserError, match=f"something answers http://127.0.0.1:{free_port}/health already"):
+            require_free_addresses([mine])
+
+
+def test_health_is_asked_without_a_proxy(tmp_path, free_port, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with started([server(tmp_path, free_port)], tmp_path / "logs", stop_seconds=5) as servers:
+        wait_until_ready(servers, 20)
+
+
+def test_braces_of_json_stay_in_a_command():
+    command = "serve {model} --config '{\"port\": 1}' --port {port}"
+    assert filled(command, {"model": "a b", "port": "9"}) == ["serve", "a b", "--config", '{"port": 1}', "--port", "9"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`posttrain launch`: the processes of a recipe's `placement` on this machine, or as commands to type on several."""
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -9,17 +10,26 @@ from typing import Literal
 
 from posttrain.commands.arguments import LOADING, SplitArguments, TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec, given_flags
-from posttrain.commands.processes import POSTTRAIN, PlacedProcess, RunningProcess, follow, started, wait_until_ready
+from posttrain.commands.processes import (
+    POSTTRAIN,
+    PlacedProcess,
+    RunningProcess,
+    follow,
+    require_free_addresses,
+    started,
+    wait_until_ready,
+)
 from posttrain.commands.ray_processes import started_by_ray
 from posttrain.config import Config
 from posttrain.options.model import ModelOptions
 from posttrain.options.placement import PlacementOptions
+from posttrain.options.rollout import HttpOptions, HttpSeconds
 from posttrain.runs.interruption import stopped_with_a_word, what_is_kept
 
 VLLM = (
     "{python} -m vllm.entrypoints.openai.api_server --model {model} --host {host} --port {port} --enable-scale-out"
     " --logprobs-mode processed_logprobs --generation-config vllm --no-enable-prefix-caching"
-    """ --weight-transfer-config '{{"backend":"safetensors_file"}}'"""
+    """ --weight-transfer-config '{"backend":"safetensors_file"}'"""
 )
 """The server of vLLM, with the flags that training needs."""
 VLLM_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
@@ -85,11 +95,11 @@ def launch_of(config: Config, arguments: Sequence[str]) -> Launch:
     placement, engines = config.placement, config.placement.engines
     servers = [*engine_servers(config), *environment_servers(placement)]
     flags: list[str] = []
-    if engines.count and "--resume" not in arguments:
-        urls = [f"http://{engines.host}:{engines.port + number}" for number in range(engines.count)]
-        flags += ["--engine.name", "http", "--engine.urls", *urls]
-        if placement.evaluation.engine:
-            flags += ["--engine.evaluation", f"http://{engines.host}:{engines.port + engines.count}"]
+    if engines.count:
+        urls = [f"http://{in_address(engines.host)}:{engines.port + number}" for number in range(engines.count + 1)]
+        name = [] if "--resume" in arguments else ["--engine.name", "http"]
+        flags += [*name, "--engine.urls", *urls[:-1]]
+        flags += ["--engine.evaluation", urls[-1]] if placement.evaluation.engine else []
     if placement.environment.command and "--resume" not in arguments:
         flags += ["--environment.url", f"ws://{LOCAL}:{placement.environment.port}/ws"]
     if placement.trainer.ranks > 1:
@@ -104,19 +114,31 @@ def engine_servers(config: Config) -> Iterator[PlacedProcess]:
     for number in range(engines.count + config.placement.evaluation.engine):
         port = str(engines.port + number)
         if engines.command or engines.kind == "vllm":
-            text = (engines.command or VLLM).format(
-                python=shlex.quote(engines.python), model=shlex.quote(config.model.path), host=engines.host, port=port
-            )
-            command = shlex.split(text)
+            values = {"python": engines.python, "model": config.model.path, "host": engines.host, "port": port}
+            command = filled(engines.command or VLLM, values)
         else:
             command = [*POSTTRAIN, "serve", config.model.path, "--rl", "--port", port]
             command += [*(["--host", engines.host] if engines.host != LOCAL else []), *loading_flags(config.model)]
+            seconds = config.engine.seconds.sample if isinstance(config.engine, HttpOptions) else HttpSeconds().sample
+            command += ["--seconds", f"{seconds:g}"]
         yield PlacedProcess(
             name=f"engine-{number}" if number < engines.count else "engine-evaluation",
             command=tuple(command),
             environment=VLLM_VARIABLES if engines.kind == "vllm" else {},
-            health=f"http://{engines.host}:{port}/health",
+            health=f"http://{in_address(engines.host)}:{port}/health",
         )
+
+
+def filled(command: str, values: Mapping[str, str]) -> list[str]:
+    """The words of a command with its placeholders filled in; other braces, as of JSON, stay."""
+    words = shlex.split(command)
+    places = re.compile(r"\{(" + "|".join(values) + r")\}")
+    return [places.sub(lambda found: values[found[1]], word) for word in words]
+
+
+def in_address(host: str) -> str:
+    """A host as an address has it: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def loading_flags(model: ModelOptions) -> Iterator[str]:
@@ -133,13 +155,14 @@ def environment_servers(placement: PlacementOptions) -> Iterator[PlacedProcess]:
     environment = placement.environment
     if environment.command:
         port = str(environment.port)
-        command = tuple(shlex.split(environment.command.format(host=LOCAL, port=port)))
-        yield PlacedProcess(name="environment", command=command, health=f"http://{LOCAL}:{port}/health")
+        command = filled(environment.command, {"host": LOCAL, "port": port})
+        yield PlacedProcess(name="environment", command=tuple(command), health=f"http://{LOCAL}:{port}/health")
 
 
 def run(launch: Launch, start: Starter) -> int:
     """Servers first, then the trainer; Ctrl-C lets it save, and ends all."""
     stop_seconds = launch.placement.stop_seconds
+    require_free_addresses(launch.servers)
     with start(launch.servers, launch.logs, stop_seconds=stop_seconds) as servers:
         for each in servers:
             print(f"{each.process.name}: {each.process.typed}\n    log: {each.log}", flush=True)

@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 
 from posttrain.commands.arguments import INTERRUPTED
@@ -143,11 +143,21 @@ def require_all_run(running: Sequence[RunningProcess]) -> None:
             raise each.failure(each.ended())
 
 
+def require_free_addresses(processes: Sequence[PlacedProcess]) -> None:
+    """Refuse addresses where something answers already: it would be taken for one of the processes."""
+    for each in processes:
+        if each.health and answers(each.health):
+            rule = "End it, or change the port in `placement`"
+            raise UserError(f"{each.name}: something answers {each.health} already.  {rule}.")
+
+
 def answers(address: str) -> bool:
+    """Whether a server answers 200 there, asked without a proxy."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(address, timeout=ANSWER_SECONDS) as answer:
+        with direct.open(address, timeout=ANSWER_SECONDS) as answer:
             return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError):
+    except (OSError, HTTPException):
         return False
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.commands.processes import PlacedProcess, RunningProcess
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 
 INSTALL = "--by ray: Ray is not installed.  Run: pip install 'posttrain[ray]'"
-CPUS = 1
-"""Processors that Ray reserves for each process."""
+CPUS = 0.01
+"""Processors that Ray reserves for each process: next to none, so that all have a place on a small machine."""
+PLACE_SECONDS = 60
+"""Most seconds until Ray has found a place for them."""
 
 
 class ActorProcess(RunningProcess):
@@ -84,9 +86,16 @@ def started_by_ray(
     if not ray.is_initialized():
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    if not processes:
+        yield []
+        return
     logs.mkdir(parents=True, exist_ok=True)
     group = placement_group([{"CPU": CPUS}] * len(processes), strategy="PACK")
-    ray.get(group.ready())
+    if not group.wait(PLACE_SECONDS):
+        remove_placement_group(group)
+        needed = CPUS * len(processes)
+        fault = f"no place for {len(processes)} processes ({needed:g} CPUs) in {PLACE_SECONDS} seconds"
+        raise RunError(f"--by ray: {fault}.  Free some, or use --by processes.")
     actor = ray.remote(num_cpus=CPUS, max_restarts=0)(Holder)
     running: list[RunningProcess] = []
     try:
