@@ -49,14 +49,13 @@ def in_one_process(engine: InProcessEngine, prompts: Prompts) -> Completions:
     return found
 
 
-async def over_http(url: str, prompts: Prompts, name: str) -> Completions:
+async def over_http(url: str, prompts: Prompts) -> Completions:
     async def group(client: httpx.AsyncClient, draw: int) -> wire.GenerateResponse:
-        together = wire.PutTogether(name=name, size=GROUPS, place=draw)
         stream = {"seed": KEY.seed, "purpose": KEY.purpose, "step": KEY.step, "draw": draw, "sample": 0}
         asks = wire.GenerateRequest(
             token_ids=prompts[draw],
             sampling_params=wire.SamplingFields(max_tokens=LIMIT, n=SIZE, logprobs=0),
-            posttrain=wire.OwnFields(**stream, together=together),
+            posttrain=wire.OwnFields(**stream),
         )
         json = {"Content-Type": "application/json"}
         said = await client.post(url + wire.GENERATE, content=wire.written(asks), headers=json)
@@ -95,7 +94,7 @@ def main() -> None:
                 began = time.process_time()
                 ours = in_one_process(engine, prompts)
                 between, before = time.process_time(), cpu_seconds(server.pid)
-                theirs = asyncio.run(over_http(url, prompts, f"put {number}"))
+                theirs = asyncio.run(over_http(url, prompts))
                 taken = (between - began, cpu_seconds(server.pid) - before, time.process_time() - between)
                 for name, value in zip(seconds, taken, strict=True):
                     seconds[name] += [value] if number else []

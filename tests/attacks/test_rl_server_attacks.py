@@ -153,15 +153,6 @@ def test_a_seed_of_any_size_is_a_seed(server: RlServer) -> None:
     assert twice[0] == twice[1]
 
 
-def test_a_request_whose_companions_never_come_is_sampled_all_the_same(
-    server: RlServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("posttrain.server.sampler.TOGETHER_SECONDS", 0.1)
-    together = wire.PutTogether(name="alone", size=10**9, place=3)
-    own = wire.OwnFields(seed=1, purpose="rollout", step=0, draw=0, sample=0, together=together)
-    assert server.generate(PROMPT, own=own, max_tokens=3)
-
-
 UPDATES: dict[str, tuple[str, Any]] = {
     "a digest that is none": (wire.UPDATE, {"update_info": {"path": "x", "sha256": "0"}}),
     "a path with a zero": (wire.UPDATE, {"update_info": {"path": "\0", "sha256": "0" * 64}}),

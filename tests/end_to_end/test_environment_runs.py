@@ -23,7 +23,11 @@ LATE = Accident(moment="os.rename rollouts/.tmp-step-000004.parquet 1")
 PROBLEM = "Use all of 1, 2, 3 to make 6."
 GAME = """
 import random
+import time
+from pathlib import Path
 from posttrain import Reply, ToolCall
+
+SLOW = Path(__file__).with_name("slow").exists()
 
 class Game:
     reproducible = True
@@ -37,6 +41,8 @@ class Game:
 
     def reply(self, said):
         self.heard.append(said)
+        if SLOW:
+            time.sleep(0.02 * random.random())
         dice = self.dice()
         if dice.random() < self.fails:
             raise ValueError("the game broke")
@@ -109,9 +115,12 @@ def test_a_run_with_an_environment_writes_what_it_replied(whole: Path) -> None:
     assert not (whole / "replies.jsonl").exists()
 
 
-def test_a_killed_run_with_an_environment_has_the_bits_of_one_that_never_stopped(folder: Path, whole: Path) -> None:
+def test_a_killed_run_with_slow_replies_has_the_bits_of_one_with_quick_ones_that_never_stopped(
+    folder: Path, whole: Path
+) -> None:
     place = folder / "killed"
     recipe = game_recipe(place)
+    (place / "slow").touch()
     ended = command("rl", recipe, folder=place, accident=LATE)
     assert ended.code == KILLED
     resumed = command("rl", "--resume", place / "run", folder=place)

@@ -63,7 +63,6 @@ def test_a_group_is_one_request_with_its_streams(policy: Policy) -> None:
         own, params = body["posttrain"], body["sampling_params"]
         assert (own["seed"], own["purpose"], own["step"], own["sample"]) == (3, "rollout", 7, 0)
         assert (params["n"], params["ignore_eos"], params["stop_token_ids"]) == (5, True, [*policy.stop_ids])
-        assert own["together"]["size"] == len(PROMPTS)
     assert len({body["request_id"] for body in bodies}) == len(PROMPTS)
 
 

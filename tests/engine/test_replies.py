@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import count
 
 import pytest
@@ -12,7 +13,6 @@ import torch
 from posttrain.environments.protocol import Environments, Reply
 from posttrain.environments.workers import Exchange, ReplyWorkers
 from posttrain.errors import RunError
-from posttrain.generation import conversations as loop_module
 from posttrain.generation.conversations import sample_conversations
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import StreamKey
@@ -31,13 +31,16 @@ def engine_of(dtype: torch.dtype = torch.float64) -> InProcessEngine:
     return InProcessEngine(tiny_policy("qwen3", dtype))
 
 
-def test_replies_that_are_waited_for_give_the_same_bits_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32, where a log-prob's last bits are those of the rows that were decoded beside it."""
-    monkeypatch.setattr(loop_module, "STALL_SECONDS", 1e9)
-    monkeypatch.setattr(loop_module, "LONGEST_STALL", 60)  # a busy machine may need long for a quick reply
-    first, second = (conversations(engine_of(torch.float32), PROMPTS, ASKED, environments(Dice)) for _ in range(2))
-    assert [[each.sequence for each in group.rollouts] for group in first] == [
-        [each.sequence for each in group.rollouts] for group in second
+def test_quick_and_slow_replies_give_the_same_bits() -> None:
+    """In float32 too: a log-prob has the same bits whatever is decoded beside it."""
+    quick = partial(Dice, ends=0)
+    slow = partial(quick, slow=lambda share: 0.02 * share)
+    quickly, slowly = (
+        conversations(engine_of(torch.float32), PROMPTS, ASKED, environments(kind)) for kind in (quick, slow)
+    )
+    assert sum(len(each.turns) for group in quickly for each in group.rollouts) > 8
+    assert [[each.sequence for each in group.rollouts] for group in quickly] == [
+        [each.sequence for each in group.rollouts] for group in slowly
     ]
 
 

@@ -68,12 +68,12 @@ def test_a_completion_alone_is_the_one_among_63_others_with_its_turn_s_numbers(s
         among = pool.submit(second).result()
         assert all(each.result() for each in others)
     assert among.token_ids == alone.token_ids
-    assert said_of(among) == pytest.approx(said_of(alone), abs=NATS)
+    assert said_of(among) == said_of(alone)
     again = server.generate(prefix, own=own(sample=2), max_tokens=9)[0]
     assert again.token_ids != alone.token_ids  # the numbers of the first turn give other tokens
 
 
-def test_requests_that_are_put_together_have_the_bits_of_one_process(server: RlServer) -> None:
+def test_requests_in_any_order_have_the_bits_of_one_process(server: RlServer) -> None:
     wanted = [
         Continuation(prefix=prefix, draw=draw, sample=sample, limit=24)
         for draw, prefix in enumerate(PROMPTS)
@@ -82,17 +82,8 @@ def test_requests_that_are_put_together_have_the_bits_of_one_process(server: RlS
     expected = in_process(server.policy, wanted)
     with ThreadPoolExecutor(4) as pool:
         answers = dict(
-            pool.map(  # the last one comes first
-                lambda draw: (
-                    draw,
-                    server.generate(
-                        PROMPTS[draw],
-                        own=own(draw, together=wire.PutTogether(name="put", size=4, place=draw)),
-                        max_tokens=24,
-                        n=6,
-                    ),
-                ),
-                (3, 1, 2, 0),
+            pool.map(
+                lambda draw: (draw, server.generate(PROMPTS[draw], own=own(draw), max_tokens=24, n=6)), (3, 1, 2, 0)
             )
         )
     for each in expected:

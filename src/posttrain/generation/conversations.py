@@ -2,9 +2,6 @@
 
 A turn ends with a stop token or a stop text.  Its environment is then asked on another thread, and the row is parked:
 the others decode on.  A reply's tokens are appended to those that are there, and no token is ever made anew.
-
-Which rows are decoded side by side moves the last bits of float32 log-probs.  So replies are waited for as long as that
-costs little (`STALL_SECONDS`, `STALL_SHARE`): where they are quick, a step has the same bits every time.
 """
 
 import math
@@ -39,10 +36,6 @@ LOOK_SECONDS = 0.005
 """How long completions are waited for at a time while replies are open."""
 PARKED_SECONDS = 1.0
 """The same for replies where nothing is left to decode."""
-STALL_SECONDS, STALL_SHARE = 1.0, 0.1
-"""Decoding waits for replies during this share of all time, and these seconds before."""
-LONGEST_STALL = 0.5
-"""Most seconds that decoding waits at a time."""
 
 
 def sample_conversations(
@@ -83,8 +76,7 @@ class Conversations:
         self._known: list[tuple[OpenRollout, Exchange]] = []  # answers from the journal
         self._sampled: dict[tuple[int, int], OpenRollout] = {}  # those that are being sampled, by draw and sample
         self._next: list[Continuation] = []
-        self._oldest, self._opened = engine.weights_version, time.monotonic()
-        self._stalled = self._waited = 0.0
+        self._oldest, self._waited = engine.weights_version, 0.0
 
     def begin(self, prompts: Sequence[Prompt]) -> None:
         """Ask for the environments of all completions."""
@@ -138,20 +130,10 @@ class Conversations:
         return known
 
     def _read_answers(self, seconds: float) -> None:
-        """Wait for replies, as long as that costs little, and let their conversations go on."""
-        answers, self._known = self._known, []
-        if self._asking.num_open and not self._sampled and not answers:
-            answers = self._asking.answered(seconds)
-        began = time.monotonic()
-        allowed = STALL_SECONDS + STALL_SHARE * (began - self._opened) - self._stalled
-        until = began + min(LONGEST_STALL, max(allowed, 0))
-        while self._asking.num_open:
-            more = self._asking.answered(max(until - time.monotonic(), 0))
-            if not more:
-                break
-            answers += more
-        self._stalled += time.monotonic() - began
-        for conversation, exchange in sorted(answers, key=lambda answer: answer[0].place):  # whenever they arrived
+        """Let conversations whose replies have come go on; wait for a reply only if nothing is being sampled."""
+        known, self._known = self._known, []
+        replies = self._asking.answered(0 if self._sampled or known else seconds)
+        for conversation, exchange in known + replies:
             self._answered(conversation, exchange)
         if self._next:
             self.sampling.put(self._next)

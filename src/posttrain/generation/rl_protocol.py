@@ -72,23 +72,6 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutTogether:
-    """Which requests a client sends at once.
-
-    A server that begins them at once, in their order, decodes the rows side by side that one process would, and so has
-    the last bits of its log-probs.
-    """
-
-    __pydantic_config__ = STRICT
-    name: str
-    """The same for all of them, and for no others."""
-    size: Annotated[int, Ge(1)]
-    """How many requests there are."""
-    place: Count
-    """Of this request in their order, from 0."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFields(Stream):
     """What vLLM does not know: the stream that tokens are drawn with, and more of `Request`."""
 
@@ -97,8 +80,6 @@ class OwnFields(Stream):
     suppressed: tuple[Token, ...] = ()
     keep: bool = False
     """Whether the completions may be continued: see `Request.keep`."""
-    together: PutTogether | None = None
-    """None begins the request at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,9 +65,7 @@ class TrainingRoutes:
         if asked.model is not None:
             self.service.model(asked.model)
         settings, continuations = sampling_of(asked, self.service.engine)
-        own = asked.posttrain
-        together = own.together if own is not None else None
-        sampled = await self.service.sampled(request, self.sampler.submit(settings, continuations, together))
+        sampled = await self.service.sampled(request, self.sampler.submit(settings, continuations))
         texts = stop_texts(self.service.policy.tokenizer, sampled, settings.stop_texts)
         choices = tuple(
             choice(index, each, asked.sampling_params.logprobs, text)

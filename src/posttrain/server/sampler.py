@@ -16,12 +16,9 @@ from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import SamplingTimeout
 from posttrain.generation.in_process import InProcessEngine, InProcessSampling
 from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
-from posttrain.generation.rl_protocol import PutTogether
 
 MAX_SAMPLINGS = 4
 """Different settings that are sampled side by side; each has a cache of its own."""
-TOGETHER_SECONDS = 30.0
-"""How long requests of one put wait for the others: longer than any delay between them, unless one is lost."""
 NO_KEY = StreamKey(0, "none", 0)
 """In place of a sampling's own key: every continuation has one."""
 
@@ -36,7 +33,6 @@ class SamplingJob:
 
     settings: Request
     continuations: Sequence[Continuation]
-    together: PutTogether | None
     result: "Future[list[Sampled]]" = field(default_factory=Future)
     """The completions, in the order of the continuations; cancelled by a client that leaves."""
     asked_at: float = field(default_factory=time.monotonic)
@@ -77,13 +73,11 @@ class Sampler:
 
     # What other threads call
 
-    def submit(
-        self, request: Request, continuations: Sequence[Continuation], together: PutTogether | None = None
-    ) -> SamplingJob:
+    def submit(self, request: Request, continuations: Sequence[Continuation]) -> SamplingJob:
         """Sample these, with the streams of the request where they have none of their own."""
         settings = replace(request, key=NO_KEY)
         keyed = [each if each.key is not None else replace(each, key=request.key) for each in continuations]
-        job = SamplingJob(settings, keyed, together)
+        job = SamplingJob(settings, keyed)
         with self.changed:
             if self.stopped:
                 job.fail(Ended("the server ends; try again later"))
@@ -179,7 +173,7 @@ class Sampler:
                     self._stepping = False
                     self.changed.notify_all()
                     while not self._may_step():
-                        self.changed.wait(self._patience())
+                        self.changed.wait()
                     if self.stopped:
                         return
                     self._stepping = True
@@ -198,47 +192,33 @@ class Sampler:
         held = self.paused or self._hands_off
         return not held and (self.num_open > 0 or self._ready() is not None)
 
-    def _patience(self) -> float | None:
-        """Seconds until the oldest job has waited long enough for those that are put with it."""
-        if self.paused or not self.waiting:
-            return None
-        return max(0.0, self.waiting[0].asked_at + TOGETHER_SECONDS - time.monotonic()) + 0.01
-
-    def _ready(self) -> list[SamplingJob] | None:
-        """The next jobs to put, in their order; None where those that are to be put with the oldest have not come."""
+    def _ready(self) -> SamplingJob | None:
+        """The oldest job that can be put."""
         if self.finishing:
             return None
         while self.waiting and self.waiting[0].result.cancelled():
             self.waiting.popleft()
-        for job in self.waiting:
-            if job.settings not in self.open and len(self.open) >= MAX_SAMPLINGS and not self._idle():
-                continue
-            if job.together is None:
-                return [job]
-            of_put = [each for each in self.waiting if each.together and each.together.name == job.together.name]
-            if len(of_put) >= job.together.size or time.monotonic() >= job.asked_at + TOGETHER_SECONDS:
-                return sorted(of_put, key=lambda each: each.together.place if each.together else 0)
-        return None
+        room = len(self.open) < MAX_SAMPLINGS or bool(self._idle())
+        return next((job for job in self.waiting if room or job.settings in self.open), None)
 
     def _idle(self) -> list[Request]:
         return [settings for settings, each in self.open.items() if not each.jobs]
 
     def _step(self) -> None:
         """Put what is ready, drop what nobody waits for, and sample a token in every sampling."""
-        while (ready := self._next_ready()) is not None:
-            for job in ready:
-                self._put(job)
+        while (job := self._next_ready()) is not None:
+            self._put(job)
         for settings, each in list(self.open.items()):
             self._drop_cancelled(settings, each)
             if each.jobs:
                 self._take(settings, each)
 
-    def _next_ready(self) -> list[SamplingJob] | None:
+    def _next_ready(self) -> SamplingJob | None:
         with self.changed:
-            ready = self._ready()
-            for job in ready or ():
+            job = self._ready()
+            if job is not None:
                 self.waiting.remove(job)
-            return ready
+            return job
 
     def _put(self, job: SamplingJob) -> None:
         if job.result.cancelled():

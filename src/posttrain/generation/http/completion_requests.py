@@ -5,14 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from posttrain.generation.request import Continuation, Request, Sampled
-from posttrain.generation.rl_protocol import (
-    Choice,
-    GenerateRequest,
-    GenerateResponse,
-    OwnFields,
-    PutTogether,
-    SamplingFields,
-)
+from posttrain.generation.rl_protocol import Choice, GenerateRequest, GenerateResponse, OwnFields, SamplingFields
 from posttrain.records import Finish
 
 MOST_TOGETHER = 1024
@@ -24,8 +17,6 @@ class CompletionJob:
     """Continuations that one request asks for: one, or a group with one prefix and consecutive sample numbers."""
 
     continuations: tuple[Continuation, ...]
-    together: PutTogether | None = None
-    """With which other requests it is put; None where it is put again by itself."""
 
     @property
     def first(self) -> Continuation:
@@ -36,12 +27,7 @@ class CompletionJob:
         """The most tokens that it can hold at its end."""
         return sum(len(each.prefix) + each.limit for each in self.continuations)
 
-    def alone(self) -> "CompletionJob":
-        return CompletionJob(self.continuations)
-
-    def body(
-        self, request: Request, stop_ids: Sequence[int], request_id: str, *, together: bool = False
-    ) -> GenerateRequest:
+    def body(self, request: Request, stop_ids: Sequence[int], request_id: str) -> GenerateRequest:
         """The request; vLLM ignores our fields."""
         first, sampling, key = self.first, request.sampling, self.first.key or request.key
         return GenerateRequest(
@@ -69,13 +55,12 @@ class CompletionJob:
                 first_position=first.first_position,
                 suppressed=request.suppressed,
                 keep=request.keep,
-                together=self.together if together else None,
             ),
         )
 
 
-def jobs_of(continuations: Sequence[Continuation], name: str, *, grouped: bool) -> list[CompletionJob]:
-    """The requests for continuations that are put at once, under a name; `grouped` makes one of each group."""
+def jobs_of(continuations: Sequence[Continuation], *, grouped: bool) -> list[CompletionJob]:
+    """The requests for continuations; `grouped` makes one of each group."""
 
     def place(pair: tuple[int, Continuation]) -> object:
         index, each = pair
@@ -83,9 +68,9 @@ def jobs_of(continuations: Sequence[Continuation], name: str, *, grouped: bool) 
         return same if grouped else index
 
     groups = [tuple(each for _, each in pairs) for _, pairs in groupby(enumerate(continuations), place)]
-    parts = [group[at : at + MOST_TOGETHER] for group in groups for at in range(0, len(group), MOST_TOGETHER)]
-    size = len(parts)
-    return [CompletionJob(part, PutTogether(name=name, size=size, place=index)) for index, part in enumerate(parts)]
+    return [
+        CompletionJob(group[at : at + MOST_TOGETHER]) for group in groups for at in range(0, len(group), MOST_TOGETHER)
+    ]
 
 
 class UnsoundAnswer(Exception):

@@ -46,7 +46,7 @@ class HttpSampling(Sampling):
                 fault = f"{each.label}: {given}, in a context of {context}"
                 raise UserError(f"{fault}.  Give at least 1 token, and a limit of 1 to {max(room, 1)}.")
         self.num_open += len(continuations)
-        jobs = jobs_of(continuations, self.pool.number(), grouped=not self.request.keep)
+        jobs = jobs_of(continuations, grouped=not self.request.keep)
         self.loop.call(self._queue, jobs)
 
     def take(self, seconds: float) -> list[Sampled]:
@@ -94,8 +94,7 @@ class HttpSampling(Sampling):
             self.waiting.popleft()
             number = self.pool.number()
             server.begin(job)
-            alone = len(self.pool.servers_for(self.request)) == 1
-            body = written(job.body(self.request, self.stop_ids, number, together=alone))
+            body = written(job.body(self.request, self.stop_ids, number))
             task = asyncio.get_running_loop().create_task(self._ask(number, server, job, body))
             self.tasks[number] = task, server, job
 
@@ -133,7 +132,7 @@ class HttpSampling(Sampling):
             self._ended(each)
             if each != number:  # which is the caller
                 task.cancel()
-        self.waiting.extendleft(job.alone() for *_, job in reversed(given_up))
+        self.waiting.extendleft(job for *_, job in reversed(given_up))
         try:
             if server.fault is None:
                 self.pool.leave_out(server, fault)

@@ -78,14 +78,10 @@ class ServerPool:
         return self.evaluating if evaluates else self.shared
 
     def server_for(self, job: CompletionJob, request: Request, home: Server | None) -> Server | None:
-        """Its conversation's server, else the one with the fewest tokens under way; None where all are full.
-
-        One server alone gets everything: it begins what is put together as one process would.
-        """
+        """Its conversation's server, else the one with the fewest tokens under way; None where all are full."""
         if home is not None and home.fault is None:
             return home
-        alive = [each for each in self.servers_for(request) if each.fault is None]
-        free = alive if len(self.servers_for(request)) == 1 else [each for each in alive if each.has_room_for(job)]
+        free = [each for each in self.servers_for(request) if each.fault is None and each.has_room_for(job)]
         return min(free, key=lambda each: each.tokens) if free else None
 
     def leave_out(self, server: Server, fault: ServerFault) -> None:
