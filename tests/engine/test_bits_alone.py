@@ -5,6 +5,7 @@ no bit of a run.
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -66,3 +67,25 @@ def test_in_any_company(policy, together):
     those = continuations(policy)
     assert sampled(policy, those[::2]) | sampled(policy, those[1::2]) == together
     assert sampled(policy, those[::-1], max_rows=5) == together
+
+
+def continued(policy: Policy, *, max_rows: int) -> dict[tuple[int, int], Sampled]:
+    """Second turns, each behind a reply of three tokens."""
+    found: list[Sampled] = []
+    with InProcessEngine(policy, max_rows=max_rows).open(replace(REQUEST, keep=True)) as sampling:
+        those = continuations(policy)[::3]
+        for _ in range(2):
+            sampling.put(those)
+            found = []
+            while len(found) < len(those):
+                found += sampling.take(60)
+            those = [
+                replace(each.continuation, prefix=(*each.sequence, 5, 6, 7), first_position=len(each.tokens))
+                for each in found
+            ]
+    return {(each.continuation.draw, each.continuation.sample): each for each in found}
+
+
+def test_after_its_cache_was_freed(policy):
+    """Rows are freed when nothing else can be decoded, which depends on when replies come."""
+    assert continued(policy, max_rows=3) == continued(policy, max_rows=256)

@@ -60,18 +60,20 @@ class Waits:
 
 def test_a_slow_environment_parks_its_row_and_the_others_decode_on() -> None:
     """The first turn that ends is replied to only after all other completions have ended."""
-    others, made = threading.Event(), count()
-    open_event = threading.Event()
-    open_event.set()
+    others, asked = threading.Event(), count()
     engine = engine_of()
     ended: list[int] = []
+
+    class FirstWaits(Waits):
+        def reply(self, said: str) -> Reply | None:
+            return super().reply(said) if next(asked) == 0 else None
 
     def advance(number: int) -> None:
         ended.append(number)
         if sum(ended) == 11:
             others.set()
 
-    kinds = environments(lambda: Waits(others if next(made) == 0 else open_event), workers=2, seconds=60)
+    kinds = environments(lambda: FirstWaits(others), workers=2, seconds=60)
     with ReplyWorkers(kinds) as workers:
         groups = sample_conversations(engine, PROMPTS, request(4, 30), workers, advance=advance)
     assert others.is_set()

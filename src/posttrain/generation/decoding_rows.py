@@ -74,6 +74,8 @@ class PendingPrefix:
 
     prefilled: PrefilledPrompts
     row: int
+    length: int
+    """Its tokens; those of a continuation's prefix behind them go through the model one at a step."""
     waiting: deque[Continuation]
 
 
@@ -86,6 +88,8 @@ class KeptRow:
     cached: Sequence[Tensor]
     length: int
     """Tokens in the cache: all but the last, which has predicted nothing yet."""
+    prefilled: int
+    """How many of them one prefill computed; the others went through the model one at a step."""
 
 
 @dataclass(slots=True)
@@ -95,6 +99,8 @@ class Member:
     continuation: Continuation
     given: list[int]
     """Tokens of the prefix that have yet to go through the model, the next one last."""
+    prefilled: int
+    """See `KeptRow.prefilled`."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     """(version, tokens): what earlier weights sampled of it."""
 
@@ -201,14 +207,19 @@ class Rows:
             self.slots.add(cached, prefilled.lengths.index_select(0, at))
             torch.index_select(prefilled.logits, 0, at, out=logits[done : done + len(at)])
             done += len(at)
-        self._add([Member(continuation, []) for _, continuation in rows])
-        self._sample(logits, torch.arange(before, self.num_rows, device=device))
+        self._add([Member(each, list(reversed(each.prefix[item.length :])), item.length) for item, each in rows])
+        ready = [row for row, (item, each) in enumerate(rows) if len(each.prefix) == item.length]
+        if len(ready) < len(rows):
+            self._any_given = True
+            logits = logits[ready]
+        if ready:
+            self._sample(logits, torch.tensor(ready, device=device) + before)
 
     def resume(self, rows: Sequence[tuple[KeptRow, Continuation]]) -> None:
         """Put kept rows back.  The tokens behind a cache go through the model one at a step, with all other rows."""
         for kept, _ in rows:
             self.slots.add(kept.cached, torch.tensor([kept.length], device=self.policy.device))
-        self._add([Member(each, list(reversed(each.prefix[kept.length :]))) for kept, each in rows])
+        self._add([Member(each, list(reversed(each.prefix[kept.length :])), kept.prefilled) for kept, each in rows])
         self._any_given = True
 
     def _add(self, members: Sequence[Member]) -> None:
@@ -234,6 +245,7 @@ class Rows:
             member.versions = member.spans(self.weights_version, count)
             prefix = member.continuation.prefix
             known = prefix[: len(prefix) - len(member.given)] + tuple(tokens[: max(count - 1, 0)])
+            member.prefilled = len(known)
             if chunk and sum(map(len, chunk)) + len(known) > PREFILL_TOKENS:
                 self._prefill(chunk)
                 chunk = []
@@ -343,7 +355,7 @@ class Rows:
                 ended_by_text=text,
                 versions=tuple(member.spans(self.weights_version, length)),
             )
-            cache = KeptRow(sampled.sequence, *self.slots.row(row)) if self.request.keep else None
+            cache = KeptRow(sampled.sequence, *self.slots.row(row), member.prefilled) if self.request.keep else None
             self.finished.append((sampled, cache))
         self._remove(set(rows.tolist()))
 

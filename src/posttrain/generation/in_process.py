@@ -8,13 +8,14 @@ Weights may be loaded while completions are under way: each goes on with the new
 that is cached is computed anew.
 
 Where the request keeps caches, a continuation of a result reuses its cache: given tokens behind it go through the model
-one a step, with the other rows.  If they are too many (`GIVEN_SHARE`) or the cache was freed, all is prefilled again.
+one a step, with the other rows.  If they are too many (`GIVEN_SHARE`), all is prefilled again.
 """
 
 import math
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -85,7 +86,8 @@ class InProcessEngine:
 class InProcessSampling(Sampling):
     """Decides which completions are decoded when: as many rows at a time as there is room for, in the order of `put`.
 
-    Kept rows count as rows in use.  They are freed, the oldest first, once nothing else can be decoded.
+    Kept rows count as rows in use.  They are freed, the oldest first, once nothing else can be decoded.  On a CPU a
+    freed cache is computed again in the steps that made it, so its bits do not depend on when rows are freed.
     """
 
     def __init__(self, engine: InProcessEngine, steps: Steps, request: Request) -> None:
@@ -99,6 +101,8 @@ class InProcessSampling(Sampling):
         self.continuing: list[tuple[KeptRow, Continuation]] = []
         self.kept: dict[Place, KeptRow] = {}
         """The oldest first."""
+        self.freed: dict[Place, KeptRow] = {}
+        """Rows whose cache was freed and will be computed again, without their tensors."""
         self.num_open, self.num_tokens = 0, num_embeddings(self.policy.model)
         self.rows = Rows(self.policy, steps, request, weights_version=engine.weights_version)
 
@@ -114,11 +118,16 @@ class InProcessSampling(Sampling):
         self.num_open += len(continuations)
         prefix, group = None, deque[Continuation]()
         for each in continuations:
-            kept = self.kept.get(place_of(each))
+            place = place_of(each)
+            kept = self.kept.get(place) or self.freed.get(place)
             if kept is not None and each.prefix[: len(kept.tokens)] == kept.tokens:
-                del self.kept[place_of(each)]
+                cached = self.kept.pop(place, None)
+                self.freed.pop(place, None)
                 if GIVEN_SHARE * (len(each.prefix) - len(kept.tokens)) <= kept.length:
-                    self.continuing.append((kept, each))
+                    if cached is not None:
+                        self.continuing.append((cached, each))
+                    else:
+                        self.waiting.append((each.prefix[: kept.prefilled], deque([each])))
                     continue
             if each.prefix != prefix:
                 prefix, group = each.prefix, deque()
@@ -144,13 +153,13 @@ class InProcessSampling(Sampling):
 
     def release(self, sampled: Iterable[Sampled]) -> None:
         for each in sampled:
-            self.kept.pop(place_of(each.continuation), None)
+            self._forget(place_of(each.continuation))
 
     @torch.inference_mode()
     def drop(self, continuations: Sequence[Continuation]) -> None:
         """End these, the very objects that were put, without a result, and free what is kept of them."""
         for each in continuations:
-            self.kept.pop(place_of(each), None)
+            self._forget(place_of(each))
         numbers = {id(each) for each in continuations}
         num_before = sum(map(len, self._groups())) + len(self.continuing)
         for group in self._groups():
@@ -173,7 +182,7 @@ class InProcessSampling(Sampling):
         started = [(item.waiting[0].prefix, item.waiting) for item in self.pending]
         continued = [(each.prefix, deque([each])) for _, each in self.continuing]
         self.waiting.extendleft(reversed([*started, *continued]))
-        for stale in (self.pending, self.continuing, self.kept):
+        for stale in (self.pending, self.continuing, self.kept, self.freed):
             stale.clear()
         self.rows.reload(self.engine.weights_version)
 
@@ -181,9 +190,18 @@ class InProcessSampling(Sampling):
         if not self.closed:
             self.closed = True
             self.engine.forget(self)
-            for held in (self.waiting, self.pending, self.continuing, self.kept):
+            for held in (self.waiting, self.pending, self.continuing, self.kept, self.freed):
                 held.clear()
             del self.rows  # with the caches of what was under way
+
+    def _forget(self, place: Place) -> None:
+        self.kept.pop(place, None)
+        self.freed.pop(place, None)
+
+    def _free(self, place: Place) -> None:
+        kept = self.kept.pop(place)
+        if self.policy.device.type == "cpu":
+            self.freed[place] = replace(kept, cached=())
 
     def _require_open(self) -> None:
         if self.closed:
@@ -198,7 +216,7 @@ class InProcessSampling(Sampling):
         free = max_rows - num_rows - len(self.kept)
         if not num_rows and free < max(1, max_rows // REFILL_SHARE):
             for oldest in list(self.kept)[: max(1, max_rows // REFILL_SHARE) - free]:
-                del self.kept[oldest]
+                self._free(oldest)
             free = max_rows - len(self.kept)
         enough = free * REFILL_SHARE >= max_rows or not num_rows
         if (self.waiting or self.pending) and enough:
@@ -218,7 +236,9 @@ class InProcessSampling(Sampling):
             short -= len(continuations)
         if chosen:
             prefilled = self.steps.prefill([prefix for prefix, _ in chosen])
-            self.pending.extend(PendingPrefix(prefilled, row, waiting) for row, (_, waiting) in enumerate(chosen))
+            self.pending.extend(
+                PendingPrefix(prefilled, row, len(prefix), waiting) for row, (prefix, waiting) in enumerate(chosen)
+            )
         starting: list[tuple[PendingPrefix, Continuation]] = []
         while self.pending and len(starting) < free:
             item = self.pending[0]
