@@ -160,3 +160,21 @@ def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
                 assert rollout.sequence == replace(other.sequence, messages=None)
     assert "double" in str(pq.read_schema(file).field("logprobs").type)
     assert json.loads(pq.read_schema(file).metadata[b"posttrain.rewards"])["weights"] == {"dice": 0.1, "a/b": 1 / 3}
+
+
+class Opens:
+    """Adds to the prompt, and replies to nothing."""
+
+    def reset(self, row: Mapping[str, object], seed: int) -> str:
+        return " Think."
+
+    def reply(self, said: str) -> None:
+        """Every answer stands."""
+
+
+def test_prompts_that_an_environment_added_to_are_those_of_the_task_without_a_reply(
+    model: Path, tmp_path: Path
+) -> None:
+    config = config_for(model, tmp_path, checkpoint={"every_steps": 1}, run={"num_steps": 1, "curves": False})
+    posttrain.train(config, rows=ROWS, rewards=[dice], environment=Opens)
+    assert replay(config, CallerObjects(rows=ROWS, rewards=[dice], environment=Opens)).equal

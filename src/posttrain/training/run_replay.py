@@ -62,12 +62,12 @@ def recorded(session: Session, step: int, file: Path) -> CollectedStep:
         raise RunError(f"{file}: holds step {found.step}, where step {step} is expected.  Restore the file.")
     draws = [group.draw for part in (found.trained, found.replaced) if part for group in part.groups]
     prompts = training_prompts(session.task, step, range(max(draws) + 1))
-    replies = any(not all(rollout.sequence.sampled) for group in found.trained.groups for rollout in group.rollouts)
+    may_add = session.environment.workers is not None
 
     def prompted(group: Group) -> Group:
         """With all that the task knows of the prompt, which a teacher and spans of the prefill need."""
         prompt = prompts[group.draw]
-        same = prompt.tokens == group.prompt.tokens or replies  # an environment may have added to the prompt
+        same = may_add or prompt.tokens == group.prompt.tokens  # `reset` may have added to the prompt
         if prompt.id != group.prompt.id or not same:
             here = f"draw {group.draw} is of prompt {group.prompt.id}, {group.prompt.text!r:.80}"
             raise RunError(f"{file}: {here}, and the task draws {prompt.text!r:.80}.  Restore the rows of the run.")
