@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from posttrain.environments.protocol import Environments, Said
+from posttrain.environments.protocol import Environments, Said, close_now, nothing
 from posttrain.environments.tool_environments import CalledTools
 from posttrain.errors import UserError
 
@@ -52,6 +52,11 @@ class MethodTools:
             raise UserError(f"environment_factory: a {type(example).__name__} has no public method.  Add one to call.")
         return example
 
+    @staticmethod
+    def close(example: object) -> None:
+        """Close an object that was only made to be looked at."""
+        close_now(getattr(example, "close", nothing))
+
     def environments(self, of_tools: Environments, example: Any) -> Environments:
         """The environments of tools, in which each completion calls the methods of an object to itself."""
         return replace(
@@ -64,7 +69,8 @@ class MethodTools:
 
 def method_names(candidate: object) -> tuple[str, ...]:
     names = (name for name in dir(candidate) if not name.startswith("_") and name not in NOT_TOOLS)
-    return tuple(name for name in names if callable(getattr(candidate, name)))
+    # of the class: asking an object would run its properties
+    return tuple(name for name in names if callable(getattr(type(candidate), name, None)))
 
 
 class CalledMethods:
@@ -84,6 +90,6 @@ class CalledMethods:
         """The answers of the methods that were called; None without a call."""
         return self.called.reply(said)
 
-    def close(self) -> None:
-        if callable(close := getattr(self.object, "close", None)):
-            close()
+    def close(self) -> Any:
+        """Close the object; what its `close` returns may be awaitable."""
+        return getattr(self.object, "close", nothing)()

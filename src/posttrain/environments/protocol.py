@@ -13,7 +13,10 @@
 Each completion has an object to itself.
 """
 
+import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -63,6 +66,17 @@ class Environment(Protocol):
 
 def nothing() -> None:
     """What closes where nothing is open."""
+
+
+def close_now(close: Callable[[], object]) -> None:
+    """Call a `close` that may be async, and wait for it."""
+    if inspect.isawaitable(closing := close()):
+
+        async def closed() -> None:
+            await closing
+
+        with ThreadPoolExecutor(1) as beside:  # the caller, such as a notebook, may be on an event loop
+            beside.submit(asyncio.run, closed()).result()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

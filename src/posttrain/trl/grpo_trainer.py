@@ -82,7 +82,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         self.reward_processing_classes = one_for_each(reward_processing_classes, reward_funcs)
         tokenizers, weights = self.reward_processing_classes, self.args.reward_weights
         self.tools, self.environment_factory = tuple(tools or ()), environment_factory
-        of_environment = own_reward(environment_factory)
+        of_environment = own_reward(environment_factory, self.tools)
         if reward_funcs is not None or not of_environment:
             state, tokenizer = (lambda: self.state), self.policy.tokenizer
             self.rewards = reward_functions(reward_funcs, tokenizers, weights, tokenizer, state)

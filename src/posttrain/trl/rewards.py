@@ -16,6 +16,7 @@ from typing import Any, cast
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from posttrain.environments.method_tools import MethodTools
 from posttrain.errors import UserError
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
 from posttrain.rewards.grading import function
@@ -278,15 +279,30 @@ def has_replies(completion: object) -> bool:
     return isinstance(completion, list) and (len(completion) > 1 or "tool_calls" in completion[0])
 
 
-def own_reward(factory: Callable[[], Any] | None) -> list[RewardFunction]:
-    """The reward that an environment's objects give by `get_reward`, under the name of their class, of weight 1."""
-    if factory is None or not callable(getattr(factory, "get_reward", None)):
+def own_reward(
+    factory: Callable[[], Any] | None, tools: Sequence[Callable[..., Any]] | None = None
+) -> list[RewardFunction]:
+    """The reward that an environment's objects give by `get_reward`, under the name of their class, of weight 1.
+
+    Raises UserError where a resumed step reads replies from the journal, and so has no objects.
+    """
+    if factory is None:
         return []
+    made = MethodTools(factory)
+    example = made.example()
+    made.close(example)
+    name = type(example).__name__
+    if not callable(getattr(type(example), "get_reward", None)):
+        return []
+    if not all(getattr(each, "reproducible", True) for each in (example, *(tools or ()))):
+        fault = f"{name} has get_reward, and reproducible = False is set on it or on a tool"
+        why = "A resumed step reads their replies from the journal, so there is no object to pay"
+        raise UserError(f"environment_factory: {fault}.  {why}.  Pay in reward_funcs, or remove reproducible = False.")
 
     def get_reward(environment: Sequence[Any], **_columns: object) -> list[object]:
         return [getattr(each, "object", each).get_reward() for each in environment]
 
-    return [function.reward_function(get_reward, name=getattr(factory, "__name__", "environment"))]
+    return [function.reward_function(get_reward, name=name)]
 
 
 def one_for_each(

@@ -159,6 +159,23 @@ def test_the_environment_s_own_reward_is_enough(model: str, tmp_path: Any) -> No
     assert trainer.state.log_history[0]["reward"] == pytest.approx(1 / 3)
 
 
+def test_a_factory_without_a_class_of_its_own_is_paid_too_and_no_property_is_asked(model: str, tmp_path: Any) -> None:
+    class Careful(Counter):
+        @property
+        def secret(self) -> None:
+            raise ValueError("a property was asked")
+
+    folder = str(tmp_path / "run")
+    trainer = trained(
+        model, folder, reward_funcs=[lambda completions, **_: [0.0] * 6], environment_factory=lambda: Careful()
+    )
+    assert trainer.state.log_history[0]["rewards/Careful/mean"] == pytest.approx(1 / 3)
+
+
+class Chance(Counter):
+    reproducible = False
+
+
 def test_tools_are_functions_and_a_mistake_is_an_answer(model: str, tmp_path: Any) -> None:
     def increase(step: str) -> str:
         """Increase something.
@@ -189,6 +206,7 @@ class Silent:
 
 MISTAKES = {
     "no method": ({"environment_factory": Silent}, ("Silent", "public method")),
+    "by chance": ({"environment_factory": Chance}, ("get_reward", "reproducible = False", "reward_funcs")),
     "no factory": ({"environment_factory": 3}, ("environment_factory", "int")),
     "several": ({"environment_factory": {"a": Counter}}, ("environment_factory", "dict")),
     "text": ({"environment_factory": Counter, "rows": [{"prompt": "Count.", "goal": 2}]}, ("plain text", "tools")),
