@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from posttrain.environments.calculator import calculator, ending_sum
 from posttrain.environments.making import TurnSettings, environments_of
 from posttrain.environments.protocol import Environment, Environments, Reply
+from posttrain.environments.python_tool import SandboxedPython
 from posttrain.environments.text_turns import TextTurns
 from posttrain.environments.tool_calls import MAX_CALLS
 from posttrain.environments.tools import MOST_CHARACTERS, Toolbox, toolbox_of
@@ -18,6 +20,7 @@ from posttrain.errors import RunError
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.environment import EnvironmentOptions
 from posttrain.turns import ToolCall
+from tests.support.pages import python
 from tests.support.refusals import refused
 from tests.support.turn_templates import CALLING, stop_ids, turn_tokenizer
 
@@ -253,3 +256,62 @@ def test_tools_in_chat_need_a_chat_template() -> None:
     tokenizer = turn_tokenizer("")
     with refused("no chat template", "tools_at"):
         environments_of(TurnSettings(max_turns=2), toolbox_of([shelf]), TokenizerRenderer(tokenizer), (1,))
+
+
+NEVER_RETURNS = """
+import time
+from posttrain.environments.tool_calls import ReadCall
+from posttrain.environments.tool_environments import CalledTools
+from posttrain.environments.tools import toolbox_of
+from posttrain.environments.workers import Asking, ReplyWorkers
+from tests.support.turns import environments
+
+def hangs(word: str) -> str:
+    \'\'\'Never returns.
+
+    Args:
+        word: any
+    \'\'\'
+    time.sleep(1000)
+
+async def quick(word: str) -> str:
+    \'\'\'Returns.
+
+    Args:
+        word: any
+    \'\'\'
+    return word
+
+class Reader:
+    def calls(self, said):
+        return [ReadCall(name, {"word": "a"}) for name in ("quick", "hangs")]
+
+made = environments(CalledTools, seconds=0.2)
+tools = CalledTools(toolbox_of([hangs, quick]).tools, Reader())
+with ReplyWorkers(made) as workers:
+    asking = Asking(workers)
+    asking.ask((0, 0), lambda: tools.reply(""), read=lambda reply: reply)
+    while not (answers := asking.answered(1.0)):
+        pass
+    print("TimeoutError" in answers[0][1].failure)
+"""
+
+
+def test_a_plain_tool_beside_an_async_one_that_never_returns_does_not_keep_the_process(tmp_path: Path) -> None:
+    ended = python(NEVER_RETURNS, tmp_path)
+    assert (ended.code, ended.out.strip()) == (0, "True"), ended.err
+
+
+def test_a_toolbox_that_cannot_be_made_closes_what_it_had_started_and_one_closes_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[object] = []
+    monkeypatch.setattr(SandboxedPython, "__init__", lambda self, options: None)
+    monkeypatch.setattr(SandboxedPython, "close", lambda self: closed.append(self))
+    with refused("cannot be described"):
+        toolbox_of(["python", lambda: None])
+    assert len(closed) == 1
+    toolbox = toolbox_of(["python"])
+    toolbox.close()
+    toolbox.close()
+    assert len(closed) == 2

@@ -5,7 +5,9 @@ it ends the completion as failed.
 """
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +55,21 @@ async def answer_async(call: Callable[[], Awaitable[object]]) -> ToolAnswer:
         return ToolAnswer(answer_text(f"Error: {failed}"), failed=True)
 
 
+async def beside(call: Callable[[], ToolAnswer]) -> ToolAnswer:
+    """Its answer, from a daemon thread: one that never returns must not keep the process from ending."""
+    done: Future[ToolAnswer] = Future()
+    done.set_running_or_notify_cancel()  # whoever waits may leave, and the call goes on
+
+    def called() -> None:
+        try:
+            done.set_result(call())
+        except RunError as broken:
+            done.set_exception(broken)
+
+    threading.Thread(target=called, name="tool", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
 class CalledTools:
     """Makes the calls of a turn in their order, and replies with a message for each.
 
@@ -78,7 +95,7 @@ class CalledTools:
         answers = []
         for call in calls[:MAX_CALLS]:
             made = partial(self.made, call)
-            answers.append(await (answer_async(made) if self.is_async(call) else asyncio.to_thread(answer, made)))
+            answers.append(await (answer_async(made) if self.is_async(call) else beside(partial(answer, made))))
         return self.replied(calls, answers)
 
     def is_async(self, call: ReadCall) -> bool:
