@@ -2,6 +2,8 @@
 
 import gc
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import pytest
 from posttrain.environments.making import Own, TurnSettings, environments_of
 from posttrain.environments.openenv import OpenEnvFailure
 from posttrain.environments.protocol import Environment, Environments, Reply
+from posttrain.environments.run_environment import RepliesOfRun, ReplySettings
 from posttrain.environments.tools import Toolbox, toolbox_of
+from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.environment import EnvironmentOptions
+from posttrain.options.model import ModelOptions
 from tests.support.conversations import chat_tokenizer
 from tests.support.openenv_server import EchoServer, echo_server
 from tests.support.refusals import refused
@@ -91,7 +96,7 @@ def test_mistakes_of_a_users_environment_are_named_before_the_first_step(guess: 
         environments(path=f"{guess}:same")
     with refused("number is a int"):
         environments(path=f"{guess}:number")
-    with refused("url = ws://127.0.0.1:1/ws", "path = "):
+    with refused("environment.path and environment.url"):
         environments(path=f"{guess}:Guess", url="ws://127.0.0.1:1/ws")
     with refused("environment.options", "path"):
         environments(options={"most": 7})
@@ -174,3 +179,46 @@ def test_a_refused_connection_is_an_error_before_the_first_step() -> None:
         url = server.url
     with refused("environment.url", url, "Start the server"):
         environments(url=url)
+
+
+def test_the_objects_that_are_only_looked_at_are_closed() -> None:
+    open_ones: list[object] = []
+
+    class Mine:
+        def __init__(self) -> None:
+            open_ones.append(self)
+
+        def reset(self, row: Mapping[str, object], seed: int) -> None: ...
+
+        def reply(self, said: str) -> None: ...
+
+        async def close(self) -> None:
+            open_ones.remove(self)
+
+    environments(lambda: Mine())
+    assert open_ones == []
+
+
+def test_environments_of_python_are_refused_beside_tools() -> None:
+    found = environments(Plain)
+    assert found is not None
+    settings, stop = TurnSettings(max_turns=4), int(TOKENIZER.eos_token_id)
+    with refused("tools and environment", "only one"):
+        environments_of(settings, toolbox_of(["calculator"]), TokenizerRenderer(TOKENIZER), (stop,), found)
+
+
+class Plain:
+    def reset(self, row: Mapping[str, object], seed: int) -> None: ...
+
+    def reply(self, said: str) -> None: ...
+
+
+def test_what_environments_share_is_closed_once() -> None:
+    closed: list[str] = []
+    found = environments(Plain)
+    assert found is not None
+    own = replace(found, close=lambda: closed.append("once"))
+    policy = load_policy(ModelOptions(path="bundled"), inference=True)
+    with ExitStack() as opened:
+        assert RepliesOfRun(policy, ReplySettings(own=own), {}, opened).open(list).workers is not None
+    assert closed == ["once"]

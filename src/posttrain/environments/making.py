@@ -8,7 +8,7 @@ from typing import Any, Literal
 from posttrain.binding import arguments_for, bind, is_name_in_file, object_in_file, object_in_module
 from posttrain.environments.chat_turns import SHORT, TOOL, USER, ChatTurns
 from posttrain.environments.openenv import OpenEnvEnvironment, require_server
-from posttrain.environments.protocol import Environment, Environments, Own, nothing
+from posttrain.environments.protocol import Environment, Environments, Own, close_now, nothing
 from posttrain.environments.template_check import rewritten_turn
 from posttrain.environments.text_turns import TextTurns
 from posttrain.environments.tool_calls import CallReader, call_id
@@ -44,10 +44,10 @@ def environments_of(
 
     A class is made once here, so that its mistakes are known before the first step, and a server is called.
     """
-    if isinstance(own, Environments):
-        return own
     options = settings.options
     require_one(options, toolbox, own)
+    if isinstance(own, Environments):
+        return own
     if settings.tools_at or toolbox:
         return tool_environments(settings, toolbox, renderer, stop_ids)
     if own is None and not options.path and not options.url:
@@ -77,12 +77,12 @@ def made_once(
         made_by = own_environment(options.path) if own is None else own
         name = options.path or getattr(own, "__name__", type(own).__name__)
         make = partial(made, made_by, dict(options.options), name)
-    example = make()
-    if not options.url and not isinstance(own, type) and make() is example:
+    examples = [make()] if options.url or isinstance(own, type) else [make(), make()]
+    for each in {id(example): example for example in examples}.values():
+        close_now(getattr(each, "close", nothing))
+    if len(examples) > 1 and examples[0] is examples[1]:
         raise UserError(f"environment: {name} returns the same object twice.  Return a new one for each completion.")
-    close = getattr(example, "close", nothing)
-    close()
-    return name, make, example
+    return name, make, examples[0]
 
 
 def require_one(options: EnvironmentOptions, toolbox: Toolbox, own: Own) -> None:

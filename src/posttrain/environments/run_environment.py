@@ -83,6 +83,7 @@ class RepliesOfRun:
             own, methods = settings.own, list[Callable[..., Any]]()
             if isinstance(own, MethodTools):
                 self.example = own.example()
+                opened.callback(own.close, self.example)
                 methods = [getattr(self.example, name) for name in method_names(self.example)]
             self.toolbox = toolbox_of([*settings.tools, *methods], settings.sandbox)
             opened.callback(self.toolbox.close)
@@ -112,5 +113,4 @@ class RepliesOfRun:
         assert environments is not None, "something replies"
         if by_methods is not None:
             environments = by_methods.environments(environments, self.example)
-        self.opened.callback(environments.close)
         return RunEnvironment(self.opened.enter_context(ReplyWorkers(environments)), rewards=not self.toolbox)

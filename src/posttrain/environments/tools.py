@@ -14,9 +14,9 @@ that the same call may have another answer, such as that of a search engine.
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from posttrain.binding import arguments_for, is_name_in_file, object_in_file, object_in_module
@@ -75,25 +75,20 @@ class Toolbox:
 def toolbox_of(tools: Sequence[str | Callable[..., Any]], sandbox: SandboxOptions | None = None) -> Toolbox:
     """The tools that a recipe names, or functions.  `python` starts its sandbox now, which is checked first."""
     made: dict[str, Tool] = {}
-    closes: list[Callable[[], None]] = []
-    for asked in tools:
-        if asked == "calculator":
-            tool = tool_of(calculator, asked, in_text=ending_sum)
-        elif asked == "python":
-            running = SandboxedPython(sandbox or SandboxOptions())
-            closes.append(running.close)
-            tool = tool_of(running.python, asked)
-        else:
-            tool = tool_of(function_at(asked) if isinstance(asked, str) else asked, str(asked))
-        if tool.name in made:
-            raise UserError(f"tools: two are called {tool.name}.  Rename a function, or name one of them only.")
-        made[tool.name] = tool
-    return Toolbox(tools=made, close=partial(close_all, closes))
-
-
-def close_all(closes: Iterable[Callable[[], None]]) -> None:
-    for close in closes:
-        close()
+    with ExitStack() as closes:
+        for asked in tools:
+            if asked == "calculator":
+                tool = tool_of(calculator, asked, in_text=ending_sum)
+            elif asked == "python":
+                running = SandboxedPython(sandbox or SandboxOptions())
+                closes.callback(running.close)
+                tool = tool_of(running.python, asked)
+            else:
+                tool = tool_of(function_at(asked) if isinstance(asked, str) else asked, str(asked))
+            if tool.name in made:
+                raise UserError(f"tools: two are called {tool.name}.  Rename a function, or name one of them only.")
+            made[tool.name] = tool
+        return Toolbox(tools=made, close=closes.pop_all().close)
 
 
 def function_at(path: str) -> Callable[..., Any]:
