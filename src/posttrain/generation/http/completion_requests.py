@@ -1,9 +1,11 @@
 """Continuations as requests to a server, and its answers as completions."""
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from posttrain.generation.engine import ROUNDING_NATS
 from posttrain.generation.request import Continuation, Request, Sampled
 from posttrain.generation.rl_protocol import Choice, GenerateRequest, GenerateResponse, OwnFields, SamplingFields
 from posttrain.records import Finish
@@ -77,55 +79,79 @@ class UnsoundAnswer(Exception):
     """An answer that does not fit its request; the message says what is wrong."""
 
 
-def completions_of(
-    job: CompletionJob, answer: GenerateResponse, request: Request, stop_ids: Sequence[int], versions: Collection[int]
-) -> list[Sampled]:
-    """The completions in an answer.  Raises UnsoundAnswer; weights of these versions may have sampled."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """What an answer may have, whatever its request."""
+
+    stop_ids: Sequence[int]
+    vocabulary: int
+    """Token ids are below it."""
+    versions: Collection[int] = ()
+    """Of the weights that may have sampled."""
+
+
+def completions_of(job: CompletionJob, answer: GenerateResponse, request: Request, allowed: Allowed) -> list[Sampled]:
+    """The completions in an answer.  Raises UnsoundAnswer."""
     by_index = {choice.index: choice for choice in answer.choices}
     if sorted(by_index) != [*range(len(job.continuations))] or len(answer.choices) != len(by_index):
         raise UnsoundAnswer(f"{len(answer.choices)} completions, where {len(job.continuations)} were asked for")
-    return [
-        completion(each, by_index[index], request, stop_ids, versions) for index, each in enumerate(job.continuations)
-    ]
+    return [completion(each, by_index[index], request, allowed) for index, each in enumerate(job.continuations)]
 
 
-def completion(
-    continuation: Continuation, choice: Choice, request: Request, stop_ids: Sequence[int], versions: Collection[int]
-) -> Sampled:
+def completion(continuation: Continuation, choice: Choice, request: Request, allowed: Allowed) -> Sampled:
     """One of them, checked against what was asked for."""
     tokens, reason = choice.token_ids, choice.finish_reason
     if not 1 <= len(tokens) <= continuation.limit:
-        raise UnsoundAnswer(f"{len(tokens)} tokens, where 1 to {continuation.limit} were asked for ({reason})")
+        raise UnsoundAnswer(f"{len(tokens)} tokens, where 1 to {continuation.limit} were asked for ({reason!r:.40})")
     content = choice.logprobs.content if choice.logprobs is not None else None
     if content is None or [each.token_id for each in content] != [*tokens]:
         raise UnsoundAnswer(f"log-probs of {len(content or ())} tokens for {len(tokens)} tokens, or of others")
-    stopped = tokens[-1] in stop_ids
+    require_tokens(tokens, allowed.vocabulary)
+    logprobs = tuple(each.logprob for each in content)
+    for numbers in (logprobs, logprobs if choice.cut_logprobs is None else choice.cut_logprobs):
+        require_logprobs(numbers, len(tokens))
+    stopped = tokens[-1] in allowed.stop_ids
     by_text = not stopped and reason == "stop" and choice.stop_reason in request.stop_texts
     if not (stopped or by_text or (reason == "length" and len(tokens) == continuation.limit)):
-        given = f"finish_reason = {reason}, stop_reason = {choice.stop_reason!r:.40}"
+        given = f"finish_reason = {reason!r:.40}, stop_reason = {choice.stop_reason!r:.40}"
         raise UnsoundAnswer(f"it ended a completion after {len(tokens)} of {continuation.limit} tokens ({given})")
     count = request.keep_alternatives
+    alternatives = tuple(each.likeliest(count) for each in content) if count else None
+    require_tokens([token for each in alternatives or () for token, _ in each], allowed.vocabulary)
     return Sampled(
         continuation=continuation,
         tokens=tokens,
-        logprobs=tuple(each.logprob for each in content),
+        logprobs=logprobs,
         cut_logprobs=choice.cut_logprobs,
-        alternatives=tuple(each.likeliest(count) for each in content) if count else None,
+        alternatives=alternatives,
         finish=Finish.STOP if stopped else Finish.LENGTH,
         ended_by_text=by_text,
-        versions=spans_of(choice, versions),
+        versions=spans_of(choice, allowed.versions),
     )
+
+
+def require_tokens(tokens: Sequence[int], vocabulary: int) -> None:
+    if (other := next((each for each in tokens if not 0 <= each < vocabulary), None)) is not None:
+        raise UnsoundAnswer(f"token id {str(other)[:40]}, where the policy has 0 to {vocabulary - 1}")
+
+
+def require_logprobs(numbers: Sequence[float], count: int) -> None:
+    """Raise UnsoundAnswer unless there are that many, each finite and at most 0 but for rounding."""
+    other = next((each for each in numbers if not -math.inf < each <= ROUNDING_NATS), None)
+    if other is not None or len(numbers) != count:
+        fault = f"{len(numbers)} log-probs" if other is None else f"a log-prob of {other:g}"
+        raise UnsoundAnswer(f"{fault} for {count} sampled tokens; each has one, finite and at most 0")
 
 
 def spans_of(choice: Choice, versions: Collection[int]) -> tuple[tuple[int, int], ...]:
     """(version, tokens) in order.  Raises UnsoundAnswer where tokens have no version, or one that was not sent."""
-    spans, end = choice.weight_versions or (), 0
+    spans, end, sent = choice.weight_versions or (), 0, {str(each) for each in versions}
     for span in spans:
         if span.start != end or span.end <= span.start:
             raise UnsoundAnswer(f"weight_versions has a gap at token {end}")
-        if not span.version.isdecimal() or int(span.version) not in versions:
-            sent = ", ".join(map(str, sorted(versions)))
-            raise UnsoundAnswer(f"it sampled with weights {span.version[:40]!r}, where version {sent} was sent")
+        if span.version not in sent:
+            known = ", ".join(map(str, sorted(versions)))
+            raise UnsoundAnswer(f"it sampled with weights {span.version[:40]!r}, where version {known} was sent")
         end = span.end
     if end != len(choice.token_ids):
         raise UnsoundAnswer(f"weight_versions covers {end} of {len(choice.token_ids)} tokens")

@@ -8,20 +8,22 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from posttrain.errors import UserError
-from posttrain.generation.http.completion_requests import CompletionJob, UnsoundAnswer, completions_of
+from posttrain.generation.http.completion_requests import Allowed, CompletionJob, UnsoundAnswer, completions_of
 from posttrain.generation.http.http_sampling import HttpSampling
 from posttrain.generation.http.probe import ProbeAnswer, ServerProbe, prefix_logprobs
 from posttrain.generation.http.server_calls import EventLoop, ServerCalls, ServerFault, key_of, require_httpx
-from posttrain.generation.http.server_checks import Facts, facts_of, first_facts_of, require_context, require_sampling
+from posttrain.generation.http.server_checks import Facts, Needs, facts_again, first_facts_of, require_sampling
 from posttrain.generation.http.servers import Server, ServerPool
 from posttrain.generation.http.weight_updates import SHARED, send_weights, uploads
 from posttrain.generation.http.weights_files import WeightsFile, WeightsFolder
 from posttrain.generation.parity import gap_limit
 from posttrain.generation.request import Request, Sampled
 from posttrain.generation.rl_protocol import AdapterFields, written
+from posttrain.models.context import num_embeddings
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
 from posttrain.models.sharding import led_copy
@@ -40,6 +42,8 @@ class HttpEngine:
         self.policy, self.options, self.weights_version = policy, options, -1
         self.tokenizer, self.stop_ids = policy.tokenizer, policy.stop_ids
         self._folder: Path | None = None
+        self.needs = Needs(longest=longest, sampling=sampling, transport=options.transport)
+        self.allowed = Allowed(stop_ids=policy.stop_ids, vocabulary=num_embeddings(policy.model))
         key = key_of(options)
         self.loop = EventLoop("engine http")
         try:
@@ -49,8 +53,7 @@ class HttpEngine:
             self.servers = [Server(each, fact) for each, fact in zip(calls, facts, strict=True)]
             self.pool = ServerPool(self.servers, len(options.urls), options.seconds)
             for each in self.servers:
-                require_context(each.calls, each.facts, longest)
-                require_sampling(each.calls, each.facts, sampling)
+                self.needs.require(each.calls, each.facts)
         except BaseException:
             self.loop.close()
             raise
@@ -81,7 +84,7 @@ class HttpEngine:
             require_sampling(each.calls, each.facts, request.sampling)
         if self.weights_version < 0:
             raise UserError("engine http: open: servers may hold any weights.  Call load first.")
-        return HttpSampling(self.pool, self.loop, request, stop_ids=self.stop_ids, max_positions=self.max_positions)
+        return HttpSampling(self.pool, self.loop, request, self.allowed, max_positions=self.max_positions)
 
     def transfer_in(self, folder: Path) -> None:
         """Write files of weights there, unless the recipe names a folder."""
@@ -167,13 +170,13 @@ class HttpEngine:
 
     async def _update_one(self, server: Server, file: WeightsFile, version: int) -> ProbeAnswer:
         upload = uploads(server.facts, file.path, self.options.transport)
-        if server.fault is not None:  # it may have been started again, as another one
-            server.facts = await facts_of(server.calls, self.policy)
+        if server.fault is not None:
+            server.facts = await facts_again(server.calls, self.policy, self.needs)
         try:
             server.paused_seconds = await send_weights(server.calls, file, upload=upload)
         except ServerFault as fault:
             if not upload and "no such file" in fault.said:
-                raise UserError(f"{fault}  {SHARED}.") from None
+                raise ServerFault(server.url, fault.phase, f"{fault.said}.  {SHARED}", said=fault.said) from None
             raise
         return await self._probe(server, version)
 
@@ -190,8 +193,8 @@ class HttpEngine:
         number, phase = self.pool.number(), f"probe of weights {version}"
         body = written(self.probe.body(job, server.facts, number))
         try:
-            answer = await server.generate(phase, body, number, seconds=self.options.seconds.update)
-            (sampled,) = completions_of(job, answer, self.probe.request, self.stop_ids, [version])
+            answer = await server.generate(phase, body, number, seconds=self.options.seconds.sample)
+            (sampled,) = completions_of(job, answer, self.probe.request, replace(self.allowed, versions=[version]))
             return sampled, prefix_logprobs(job, answer)
         except UnsoundAnswer as unsound:
             raise ServerFault(server.url, phase, f"{job.first.label}: {unsound}") from None

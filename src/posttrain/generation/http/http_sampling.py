@@ -5,11 +5,13 @@ import math
 import queue
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Sampling, SamplingTimeout
-from posttrain.generation.http.completion_requests import CompletionJob, UnsoundAnswer, completions_of, jobs_of
+from posttrain.generation.http.completion_requests import Allowed, CompletionJob, UnsoundAnswer, completions_of, jobs_of
 from posttrain.generation.http.server_calls import EventLoop, ServerFault
 from posttrain.generation.http.servers import Server, ServerPool
 from posttrain.generation.in_process import Place, place_of
@@ -21,12 +23,12 @@ class HttpSampling(Sampling):
     """`put`, `take`, `release` and `close` are for the caller's thread; the rest runs in the engine's loop."""
 
     def __init__(
-        self, pool: ServerPool, loop: EventLoop, request: Request, *, stop_ids: Sequence[int], max_positions: int
+        self, pool: ServerPool, loop: EventLoop, request: Request, allowed: Allowed, *, max_positions: int
     ) -> None:
         self.pool, self.loop, self.request, self.closed = pool, loop, request, False
-        self.stop_ids, self.max_positions = stop_ids, max_positions
+        self.allowed, self.max_positions = allowed, max_positions
         self.num_open = 0
-        self.done: queue.SimpleQueue[list[Sampled] | UserError] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[list[Sampled] | BaseException] = queue.SimpleQueue()
         self.waiting: deque[CompletionJob] = deque()
         self.tasks: dict[str, tuple[asyncio.Task[None], Server, CompletionJob]] = {}
         """What is under way, by the number of its request: an answer whose number is not here any more is dropped."""
@@ -35,6 +37,7 @@ class HttpSampling(Sampling):
         """The server that keeps the cache of a conversation."""
         self.first_version = len(pool.versions) - 1
         """The place of the oldest weights that may sample in the pool's `versions`."""
+        pool.samplings.add(self)
 
     def put(self, continuations: Sequence[Continuation]) -> None:
         self._require_open()
@@ -47,7 +50,7 @@ class HttpSampling(Sampling):
                 raise UserError(f"{fault}.  Give at least 1 token, and a limit of 1 to {max(room, 1)}.")
         self.num_open += len(continuations)
         jobs = jobs_of(continuations, grouped=not self.request.keep)
-        self.loop.call(self._queue, jobs)
+        self.loop.call(self._in_background, self._queue(jobs))
 
     def take(self, seconds: float) -> list[Sampled]:
         self._require_open()
@@ -61,7 +64,7 @@ class HttpSampling(Sampling):
             raise SamplingTimeout("http", seconds, self.num_open) from None
         sampled: list[Sampled] = []
         for each in found:
-            if isinstance(each, UserError):
+            if isinstance(each, BaseException):
                 raise each
             sampled += each
         self.num_open -= len(sampled)
@@ -80,11 +83,24 @@ class HttpSampling(Sampling):
         if self.closed:
             raise UserError("engine http: this sampling is closed.  Open another one.")
 
-    def _queue(self, jobs: Sequence[CompletionJob]) -> None:
-        self.waiting.extend(jobs)
-        self._send()
+    def leave(self, server: Server) -> None:
+        """Put all that is under way at a server to others, each from its prefix."""
+        given_up = [(each, task, job) for each, (task, at, job) in self.tasks.items() if at is server]
+        for each, task, _ in given_up:
+            self._ended(each)
+            if task is not asyncio.current_task():
+                task.cancel()
+        self.waiting.extendleft(job for *_, job in reversed(given_up))
 
-    def _send(self) -> None:
+    def fail(self, error: RunError) -> None:
+        """`take` raises it."""
+        self.done.put(error)
+
+    async def _queue(self, jobs: Sequence[CompletionJob]) -> None:
+        self.waiting.extend(jobs)
+        self.send()
+
+    def send(self) -> None:
         """Send what is waiting, in order, as long as a server has room."""
         while self.waiting:
             job = self.waiting[0]
@@ -94,28 +110,27 @@ class HttpSampling(Sampling):
             self.waiting.popleft()
             number = self.pool.number()
             server.begin(job)
-            body = written(job.body(self.request, self.stop_ids, number))
-            task = asyncio.get_running_loop().create_task(self._ask(number, server, job, body))
-            self.tasks[number] = task, server, job
+            body = written(job.body(self.request, self.allowed.stop_ids, number))
+            self.tasks[number] = self._task(self._ask(number, server, job, body)), server, job
 
     async def _ask(self, number: str, server: Server, job: CompletionJob, body: bytes) -> None:
         try:
             answer = await server.generate("sample", body, number, seconds=self.pool.seconds.sample)
-            versions = self.pool.versions[self.first_version :]
-            sampled = completions_of(job, answer, self.request, self.stop_ids, versions)
+            allowed = replace(self.allowed, versions=self.pool.versions[self.first_version :])
+            sampled = completions_of(job, answer, self.request, allowed)
         except UnsoundAnswer as unsound:
-            self._give_up(server, ServerFault(server.url, "sample", f"{job.first.label}: {unsound}"), number)
+            self._leave_out(server, ServerFault(server.url, "sample", f"{job.first.label}: {unsound}"))
         except ServerFault as fault:
             if fault.asked_wrongly and self._ended(number):
                 self.done.put(fault)
             elif number in self.tasks:
-                self._give_up(server, fault, number)
+                self._leave_out(server, fault)
         else:
             if self._ended(number):
                 if self.request.keep:
                     self.homes |= {place_of(each.continuation): server for each in sampled}
                 self.done.put(sampled)
-                self._send()
+                self.pool.send()
 
     def _ended(self, number: str) -> bool:
         """Take a request off the list; False where it was given up before."""
@@ -125,21 +140,10 @@ class HttpSampling(Sampling):
         server.end(job)
         return True
 
-    def _give_up(self, server: Server, fault: ServerFault, number: str = "") -> None:
-        """Leave a server out, and put all that is under way there to others, each from its prefix."""
-        given_up = [(each, task, job) for each, (task, at, job) in self.tasks.items() if at is server]
-        for each, task, _ in given_up:
-            self._ended(each)
-            if each != number:  # which is the caller
-                task.cancel()
-        self.waiting.extendleft(job for *_, job in reversed(given_up))
-        try:
-            if server.fault is None:
+    def _leave_out(self, server: Server, fault: ServerFault) -> None:
+        if server.fault is None:
+            with suppress(RunError):  # none is left, which `fail` has put to all samplings
                 self.pool.leave_out(server, fault)
-        except RunError as none_left:
-            self.done.put(none_left)
-        else:
-            self._send()
 
     def _release(self, continuations: Sequence[Continuation]) -> None:
         at: dict[str, list[Continuation]] = {}
@@ -161,15 +165,26 @@ class HttpSampling(Sampling):
         try:
             await server.calls.ask("release", "POST", RELEASE, body, seconds=self.pool.seconds.update)
         except ServerFault as fault:
-            self._give_up(server, fault)
+            self._leave_out(server, fault)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._task(work)
         self.background.add(task)
         task.add_done_callback(self.background.discard)
 
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin work here; an error of ours in it is raised by `take`."""
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._ended_task)
+        return task
+
+    def _ended_task(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.done.put(error)
+
     async def _end(self) -> None:
         """Cancel what is under way, whose connections are closed by it, and free what is kept."""
+        self.pool.samplings.discard(self)
         tasks = [task for task, _, _ in self.tasks.values()]
         for number in list(self.tasks):
             self._ended(number)
@@ -177,6 +192,7 @@ class HttpSampling(Sampling):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.pool.send()
         self._release(
             [Continuation(prefix=(), draw=draw, sample=sample, limit=0, key=key) for key, draw, sample in self.homes]
         )

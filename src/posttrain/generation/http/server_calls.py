@@ -33,12 +33,12 @@ class ServerFault(RunError):
 
     def __init__(self, url: str, phase: str, fault: str, *, status: int | None = None, said: str = "") -> None:
         super().__init__(f"engine http: {url}: {phase}: {fault}" + ("" if fault.endswith(".") else "."))
-        self.status, self.said = status, said
+        self.phase, self.status, self.said = phase, status, said
 
     @property
     def asked_wrongly(self) -> bool:
         """Whether another server would refuse the request as well."""
-        return self.status is not None and 400 <= self.status < 500 and self.status not in (408, 425, 429)
+        return self.status in (400, 413, 422)
 
 
 class EventLoop:
@@ -105,7 +105,7 @@ class ServerCalls:
             return read(record, answer)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "the whole"
+            place = one_line(".".join(map(str, first["loc"])), 80) or "the whole"
             fault = f"an answer that is not a {record.__name__} ({place}: {first['msg']})"
             raise ServerFault(self.url, phase, fault, said=words_of(answer)) from None
 
@@ -152,14 +152,25 @@ async def file_chunks(path: Path) -> AsyncIterator[bytes]:
 def words_of(answer: bytes) -> str:
     """What a server says in an error, on one line and without control characters."""
     text = answer[: 16 * MOST_SAID].decode("utf-8", errors="replace")
-    try:
-        content: object = json.loads(answer)
-    except ValueError:
-        content = None
+    content = json_in(answer)
     while isinstance(content, dict):
         content = next((content[name] for name in ("error", "message", "detail") if name in content), None)
     said = content if isinstance(content, str) else text
-    return " ".join("".join(each if each.isprintable() else " " for each in said).split())[:MOST_SAID]
+    return one_line(said, MOST_SAID)
+
+
+def one_line(text: str, most: int) -> str:
+    """The first characters of a text, without those that move a terminal's cursor."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text[: 4 * most]).split())[:most]
+
+
+def json_in(answer: bytes) -> object:
+    """The content of an answer in JSON; None where it is not JSON, or nested too deep to be read."""
+    try:
+        content: object = json.loads(answer)
+    except (ValueError, RecursionError):
+        return None
+    return content
 
 
 def key_of(options: HttpOptions) -> str:
@@ -175,4 +186,4 @@ def require_httpx() -> None:
     from importlib.util import find_spec
 
     if find_spec("httpx") is None:
-        raise UserError("engine http: httpx is not installed.  Run `pip install posttrain[serve]`.")
+        raise UserError("engine http: httpx is not installed.  Run `pip install 'posttrain[serve]'`.")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posttrain.errors import UserError
-from posttrain.generation.http.server_calls import ServerCalls, ServerFault, key_of, require_httpx
+from posttrain.generation.http.server_calls import ServerCalls, ServerFault, json_in, key_of, require_httpx
 from posttrain.generation.http.vllm_settings import (
     BACKEND,
     CPU_HEAD_WIDTHS,
@@ -57,6 +57,41 @@ class Facts:
     @property
     def in_float32(self) -> bool:
         return self.dtype in ("float32", "float64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a run needs of each server, beside its model."""
+
+    longest: int
+    """The longest prompt and completion, in tokens."""
+    sampling: SamplingParams
+    transport: str
+    """How the recipe says that weights travel."""
+
+    def require(self, calls: ServerCalls, facts: Facts) -> None:
+        """Raise UserError where a server does not have it."""
+        require_context(calls, facts, self.longest)
+        require_sampling(calls, facts, self.sampling)
+        if self.transport == "put" and not facts.ours:
+            raise refusal(
+                calls, "engine.transport = put: vLLM reads weights from a folder only", "Use engine.transport: folder"
+            )
+
+
+async def facts_again(calls: ServerCalls, policy: Policy, needs: Needs) -> Facts:
+    """`facts_of` a server that was left out: it may have been started again, as another one.
+
+    Raises ServerFault where it cannot sample for this run, so that it stays left out.
+    """
+    try:
+        facts = await facts_of(calls, policy)
+        needs.require(calls, facts)
+    except ServerFault:
+        raise
+    except UserError as error:
+        raise ServerFault(calls.url, "connect", str(error).removeprefix(f"engine http: {calls.url}: ")) from None
+    return facts
 
 
 async def first_facts_of(calls: ServerCalls, policy: Policy) -> Facts:
@@ -171,7 +206,7 @@ async def require_tokenizer(calls: ServerCalls, policy: Policy) -> None:
     """Refuse a server whose tokenizer splits a text in another way; one without a tokenizer is as good."""
     body = json.dumps({"prompt": TOKENIZED, "add_special_tokens": False}).encode()
     try:
-        answer = json.loads(await calls.ask("tokenizer", "POST", TOKENIZE, body, seconds=calls.seconds.update))
+        answer = json_in(await calls.ask("tokenizer", "POST", TOKENIZE, body, seconds=calls.seconds.update))
     except ServerFault as fault:
         if fault.status is None or fault.status >= 500:
             raise

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Protocol
 
 from posttrain.errors import RunError
 from posttrain.generation.http.completion_requests import CompletionJob
@@ -57,6 +58,19 @@ class Server:
         self.tokens -= job.num_tokens
 
 
+class PooledSampling(Protocol):
+    """A sampling over a pool's servers; called in the loop's thread."""
+
+    def send(self) -> None:
+        """Send what is waiting as long as a server has room."""
+
+    def leave(self, server: Server) -> None:
+        """Take back what is under way at a server."""
+
+    def fail(self, error: RunError) -> None:
+        """End with an error."""
+
+
 class ServerPool:
     """The servers that completions are shared out among, and the one that evaluates."""
 
@@ -66,6 +80,8 @@ class ServerPool:
         self.seconds = seconds
         self.versions: list[int] = []
         """Of the weights that were sent, the last one last; they may sample before `load` returns."""
+        self.samplings: set[PooledSampling] = set()
+        """Those that are open."""
         self._name, self._numbers = secrets.token_hex(4), count()
 
     def number(self) -> str:
@@ -85,9 +101,23 @@ class ServerPool:
         return min(free, key=lambda each: each.tokens) if free else None
 
     def leave_out(self, server: Server, fault: ServerFault) -> None:
-        """Give a server nothing until the next update, and say so.  Raises RunError if none is left."""
+        """Give a server nothing until the next update, say so, and put what is under way there to others.
+
+        Raises RunError if none is left, and all samplings end with it.
+        """
         server.fault = fault
+        for each in list(self.samplings):
+            each.leave(server)
         if all(each.fault is not None for each in self.shared):
             faults = "\n  ".join(str(each.fault) for each in self.shared)
-            raise RunError(f"engine http: no server is left:\n  {faults}\nRepair one and resume the run.")
+            none_left = RunError(f"engine http: no server is left:\n  {faults}\nRepair one and resume the run.")
+            for each in list(self.samplings):
+                each.fail(none_left)
+            raise none_left
         print(f"{fault}  It is left out until the next update.", file=sys.stderr, flush=True)
+        self.send()
+
+    def send(self) -> None:
+        """There is room, or another server: send what waits, of all samplings."""
+        for each in list(self.samplings):
+            each.send()
