@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from posttrain.errors import RunError
@@ -48,18 +49,25 @@ def test_the_last_two_versions_are_kept_whatever_their_numbers(tmp_path: Path) -
     )
 
 
-def test_a_writer_that_dies_midway_leaves_no_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_leaves_no_file(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = WeightsFolder(tmp_path)
     folder.write(TENSORS, 1)
 
     def full(tensors: object, path: Path) -> None:
         path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(weights_files, "save_file", full)
     with pytest.raises(RunError, match=r"weights-000002.*No space left.*transfer_folder"):
         folder.write(TENSORS, 2)
-    assert sorted(each.name for each in tmp_path.glob("weights*")) == [
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
         "weights-000001.json",
         "weights-000001.safetensors",
     ]

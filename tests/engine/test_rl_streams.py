@@ -257,3 +257,36 @@ def test_weights_by_put_are_those_by_a_file(server: RlServer) -> None:
     ours = logprobs(policy, PROMPTS[0], choice.token_ids)
     assert said_of(choice) == pytest.approx(ours, abs=NATS)
     assert server.info().posttrain.weights_digest == info.sha256
+
+
+def adapter_update(server: RlServer) -> wire.UpdateRequest:
+    exported = ExportedWeights(adapted(server.policy)).adapter()
+    fields = wire.AdapterFields(base_digest=exported.base_digest, settings=dict(exported.settings))
+    return wire.UpdateRequest(update_info=replace(server.write(exported.tensors, "adapter"), adapter=fields))
+
+
+def test_a_server_whose_base_was_overwritten_takes_no_adapter(folder: Path, tmp_path: Path) -> None:
+    with own_server(folder, tmp_path) as server:
+        assert server.info().posttrain.model_digest
+        server.update(server.write(weights_of(moved(server.policy, 3))), 1)
+        assert server.info().posttrain.model_digest == ""  # so a trainer sends all weights
+        server.begin()
+        status, said = server.post(wire.UPDATE, adapter_update(server))
+        assert status == 400
+        assert "its base has the digest" in said["error"]["message"]
+
+
+def test_a_first_adapter_that_is_refused_while_completions_are_under_way_changes_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    with own_server(folder, tmp_path) as server, ThreadPoolExecutor(1) as pool:
+        sampler = server.server.service.sampler
+        expected = server.generate(PROMPTS[0], own=own(), max_tokens=400)
+        stays = pool.submit(server.generate, PROMPTS[0], own=own(), max_tokens=400)
+        until(lambda: sampler.num_open > 0)
+        server.begin()
+        assert sampler.num_open
+        assert server.post(wire.UPDATE, adapter_update(server))[0] == 200
+        assert server.post(wire.FINISH, wire.FinishRequest(weight_version="1"))[0] == 409
+        server.post(wire.RESUME)
+        assert stays.result() == expected

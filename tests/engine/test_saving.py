@@ -126,6 +126,8 @@ def test_an_adapter_is_exported_as_peft_writes_it_with_the_digest_of_its_base(tm
     assert ours == theirs
     assert exported.settings == json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
     assert (exported.base, exported.base_digest) == (str(model), model_digest(model))
+    in_4_bits = ExportedWeights(adapted(model, quantization="nf4")).adapter()
+    assert in_4_bits.base_digest == ""  # a server of that folder has other weights
 
 
 def test_where_more_than_an_adapter_is_trained_there_is_none(tmp_path: Path) -> None:

@@ -236,9 +236,9 @@ class ServerFacts:
     __pydantic_config__ = OPEN
     model: str
     model_digest: str
-    """`model_digest` of the folder that was loaded at the start; empty if it is not a local folder."""
+    """`model_digest` of the folder that the base is from; empty if it is not a local folder, or was overwritten."""
     weights_digest: str
-    """SHA-256 of the file that was loaded last; `model_digest` before the first."""
+    """SHA-256 of the file that was loaded last; the base's `model_digest` before the first."""
     vocabulary: int
     """Logits of the model."""
     tokenizer_digest: str

@@ -52,10 +52,13 @@ class Service:
     def engine(self) -> InProcessEngine:
         return self.sampler.engine
 
-    def begin_anew(self, policy: Policy) -> None:
-        """Sample from another policy, with nothing under way.  Raises RefusedRequest where something is."""
+    def require_idle(self) -> None:
         if self.sampler.num_open:
             raise RefusedRequest("completions are under way: pause with mode=wait first", HTTPStatus.CONFLICT)
+
+    def begin_anew(self, policy: Policy) -> None:
+        """Sample from another policy, with nothing under way.  Raises RefusedRequest where something is."""
+        self.require_idle()
         self.sampler.close_idle()
         self.sampler.engine = served_engine(policy, self.engine.max_rows)
         self.policy = self.engine.policy

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from posttrain.generation import rl_protocol
 from posttrain.generation.request import Continuation, StreamKey
 from posttrain.generation.rl_protocol import GenerateRequest, ServerFacts, WeightInfo
+from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.context import num_embeddings
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.rendering import tokenizer_digest
@@ -41,8 +42,9 @@ class TrainingRoutes:
         """Held by one call of an update at a time."""
         self.initialised = self.started = False
         self.change: Change | None = None
-        """The checked weights that `finish` puts in place, with their digest."""
-        self.changed_digest = ""
+        """The checked weights that `finish` puts in place."""
+        self.given: rl_protocol.UpdateInfo | None = None
+        """Where they are from."""
 
     def routes(self, access: Access) -> list[Route]:
         made = (
@@ -143,7 +145,7 @@ class TrainingRoutes:
         async with self.updating:
             if not self.initialised:
                 raise RefusedRequest(f"POST {rl_protocol.INIT} first", HTTPStatus.CONFLICT)
-            self.started, self.change = True, None
+            self.started, self.change, self.given = True, None, None
         return JSONResponse({"message": "Weight update started"})
 
     async def update(self, request: Request) -> Response:
@@ -153,14 +155,17 @@ class TrainingRoutes:
             self.require_started()
             try:
                 info = read(rl_protocol.UpdateRequest, body).update_info
-                self.change = await run_in_threadpool(self.checked, info)
+                self.change, self.given = await run_in_threadpool(self.checked, info), info
             except RefusedRequest:
-                self.started, self.change = False, None
+                self.started, self.change, self.given = False, None, None
                 raise
-            self.changed_digest = info.sha256
         return JSONResponse({"message": "Weights updated"})
 
     def checked(self, info: rl_protocol.UpdateInfo) -> Change:
+        adapter, held = info.adapter, self.model_digest
+        if adapter is not None and (not held or adapter.base_digest != held):
+            rule = f"its base has the digest {adapter.base_digest[:80]!r}, and this server's {held!r}"
+            raise RefusedRequest(f"adapter: {rule}.  Serve the base that is trained.")
         content = self.folder.read(info.path, info.sha256)
         with self.sampler.hands_off():  # an adapter is tried on the model
             return change_to(self.service.policy, content, info.adapter)
@@ -173,15 +178,20 @@ class TrainingRoutes:
             raise RefusedRequest(f"weight_version = {brief(version)}: must be a whole number in decimal digits")
         async with self.updating:
             self.require_started()
-            if self.change is None:
+            if self.change is None or self.given is None:
                 raise RefusedRequest(f"no weights were given: POST {rl_protocol.UPDATE} first", HTTPStatus.CONFLICT)
-            await run_in_threadpool(self.put, self.change, int(version))
-            self.weights_digest, self.started, self.change = self.changed_digest, False, None
+            await run_in_threadpool(self.put, self.change, self.given, int(version))
+            self.weights_digest = self.given.sha256
+            self.started, self.change, self.given = False, None, None
         return JSONResponse({"message": "Weight update finished"})
 
-    def put(self, change: Change, version: int) -> None:
+    def put(self, change: Change, given: rl_protocol.UpdateInfo, version: int) -> None:
         with self.sampler.hands_off():
             service = self.service
+            if given.adapter is None:
+                self.model_digest = ""  # the base is another one now
+            elif not adapted_names(service.policy.model):
+                service.require_idle()
             policy = change()
             if policy is not service.policy:  # it has got an adapter
                 service.begin_anew(policy)

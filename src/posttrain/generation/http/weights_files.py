@@ -10,11 +10,11 @@ The last two versions are kept: a server may still read the one before the last.
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -61,15 +61,15 @@ class WeightsFolder:
             manifest.rename(path.with_suffix(".json"))
             made.rename(path)
             self._keep_last()
-        except OSError as error:
+        except (OSError, SafetensorError) as error:  # the second one where a disk is full
+            for each in (made, made.with_suffix(".json")):
+                each.unlink(missing_ok=True)
+            fault = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise RunError(
-                f"{path}: weights for the engine cannot be written: {error.strerror or error}.  Make room, or name"
-                " another engine.transfer_folder."
+                f"{path}: weights for the engine cannot be written: {fault}.  Make room, or name another"
+                " engine.transfer_folder."
             ) from error
         return written
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
 
     def _keep_last(self) -> None:
         found: dict[int, list[Path]] = {}

@@ -255,7 +255,7 @@ class ExportedAdapter:
     base: str
     """Folder or hub name of the base."""
     base_digest: str
-    """`model_digest` of that folder; empty if it is not a local folder."""
+    """`model_digest` of that folder; empty if it is not a local folder, or is held in 4 bits and so not as saved."""
     settings: Mapping[str, object]
     """The content of adapter_config.json."""
     tensors: Mapping[str, Tensor]
@@ -287,7 +287,7 @@ class ExportedWeights:
         base = model.name_or_path or ""
         return ExportedAdapter(
             base=base,
-            base_digest=model_digest(Path(base)) if base else "",
+            base_digest="" if not base or any(is_4_bit(each) for each in model.modules()) else model_digest(Path(base)),
             settings=adapter_settings(model),
             tensors=written_tensors(model),
         )
