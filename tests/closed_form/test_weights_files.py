@@ -67,7 +67,4 @@ def test_a_full_disk_leaves_no_file(error: Exception, tmp_path: Path, monkeypatc
     monkeypatch.setattr(weights_files, "save_file", full)
     with pytest.raises(RunError, match=r"weights-000002.*No space left.*transfer_folder"):
         folder.write(TENSORS, 2)
-    assert sorted(each.name for each in tmp_path.iterdir()) == [
-        "weights-000001.json",
-        "weights-000001.safetensors",
-    ]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["weights-000001.json", "weights-000001.safetensors"]

@@ -21,6 +21,7 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.options.model import AdapterOptions
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Finish
+from posttrain.server.sampler import Sampler
 from tests.support.rl_server import NATS, RlServer, logprobs, moved, own_server, save_model, weights_of
 
 KEY = StreamKey(3, "rollout", 5)
@@ -290,3 +291,19 @@ def test_a_first_adapter_that_is_refused_while_completions_are_under_way_changes
         assert server.post(wire.FINISH, wire.FinishRequest(weight_version="1"))[0] == 409
         server.post(wire.RESUME)
         assert stays.result() == expected
+
+
+def test_a_probe_waits_for_no_rows(server: RlServer) -> None:
+    sampler = Sampler(InProcessEngine(server.policy, max_rows=4))
+    plain, prefix = Request(sampling=SamplingParams(), key=KEY), PROMPTS[0]
+    try:
+        rows = [
+            sampler.submit(plain, [Continuation(prefix=prefix, draw=draw, sample=0, limit=400)]) for draw in range(12)
+        ]
+        until(lambda: sampler.num_open == 12)
+        probe = replace(plain, key=StreamKey(0, "probe", 0))
+        done = sampler.submit(probe, [Continuation(prefix=prefix, draw=0, sample=0, limit=4)]).result.result(30)
+        assert len(done[0].tokens) <= 4
+        assert not any(each.result.done() for each in rows[4:])
+    finally:
+        sampler.stop()

@@ -18,9 +18,11 @@ from posttrain.generation.in_process import InProcessEngine, InProcessSampling
 from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
 
 MAX_SAMPLINGS = 4
-"""Different settings that are sampled side by side; each has a cache of its own."""
+"""Different settings that are sampled side by side, besides a probe; each has a cache of its own."""
 NO_KEY = StreamKey(0, "none", 0)
 """In place of a sampling's own key: every continuation has one."""
+PROBE_KEY = replace(NO_KEY, purpose="probe")
+"""The same for a trainer's probe of new weights: it has a sampling of its own, since it must not wait for rows."""
 
 
 class Ended(RunError):
@@ -75,7 +77,7 @@ class Sampler:
 
     def submit(self, request: Request, continuations: Sequence[Continuation]) -> SamplingJob:
         """Sample these, with the streams of the request where they have none of their own."""
-        settings = replace(request, key=NO_KEY)
+        settings = replace(request, key=PROBE_KEY if request.key.purpose == PROBE_KEY.purpose else NO_KEY)
         keyed = [each if each.key is not None else replace(each, key=request.key) for each in continuations]
         job = SamplingJob(settings, keyed)
         with self.changed:
@@ -199,7 +201,8 @@ class Sampler:
         while self.waiting and self.waiting[0].result.cancelled():
             self.waiting.popleft()
         room = len(self.open) < MAX_SAMPLINGS or bool(self._idle())
-        return next((job for job in self.waiting if room or job.settings in self.open), None)
+        may_begin = (job for job in self.waiting if room or job.settings in self.open or job.settings.key == PROBE_KEY)
+        return next(may_begin, None)
 
     def _idle(self) -> list[Request]:
         return [settings for settings, each in self.open.items() if not each.jobs]
@@ -225,7 +228,7 @@ class Sampler:
             return
         try:
             if job.settings not in self.open:
-                if len(self.open) >= MAX_SAMPLINGS:
+                if len(self.open) >= MAX_SAMPLINGS and self._idle():
                     self._close(self._idle()[0])
                 self.open[job.settings] = OpenSampling(self.engine.open(job.settings))
             to = self.open[job.settings]
