@@ -1,6 +1,7 @@
 """Steps that are trained on again from their rollout files: no sampling, no grading, the same weights to the bit."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.records import Group
 from posttrain.runs import checkpoint
 from posttrain.runs.checkpoint import Checkpoint
-from posttrain.runs.files import saved_steps
+from posttrain.runs.files import DamageError, read_manifest, saved_steps
 from posttrain.runs.progress import Clock
 from posttrain.runs.recorded_step import RecordedGroups, read_step, recorded_files
 from posttrain.runs.run_folder import RunFolder
@@ -108,6 +109,7 @@ def replay(
     last = max((step for step in saved if step <= len(files)), default=0)
     if not last or list(files)[:last] != list(range(1, last + 1)):
         raise UserError(f"{folder}: its folder `rollouts` lacks steps up to a checkpoint.  Replay a whole run.")
+    require_one_rank(folder, [path for step, path in saved.items() if step <= last])
     differences: dict[int, Sequence[str]] = {}
     with open_session(config, caller) as session:
         learner, clock = session.learner, Clock()
@@ -132,6 +134,19 @@ def replay(
             learn_from(session, credited, clock)
             compare(step)
     return Replayed(num_steps=last, differences=differences)
+
+
+def require_one_rank(folder: Path, checkpoints: Iterable[Path]) -> None:
+    """Refuse a run of several ranks: this process sums gradients in another order."""
+    for path in checkpoints:
+        ranks: object = 1
+        with suppress(DamageError):  # which is an error when it is read
+            ranks = read_manifest(path).made_with.get("ranks", 1)
+        if ranks != 1:
+            raise UserError(
+                f"{folder}: {path.name} was made by {ranks} ranks.  A replay runs in one process, which sums gradients"
+                " in another order, so bits would differ.  Replay runs of one process."
+            )
 
 
 def tensor_differences(session: Session, saved: Checkpoint) -> list[str]:
