@@ -23,6 +23,7 @@ from posttrain.options.rollout import InProcessOptions
 from posttrain.ranks.group import RankGroup
 from posttrain.runs import checkpoint
 from posttrain.runs.checkpoint import ThreadClaim, claim_threads
+from posttrain.runs.files import writing
 from posttrain.runs.harness import TrainedState
 from posttrain.runs.interruption import interruptible
 from posttrain.runs.progress import Clock
@@ -44,8 +45,9 @@ class Follower:
         self.threads = threads
 
     def write_shards(self, folder: Path) -> None:
-        """This rank's parts of a checkpoint."""
-        write_shards(folder, self.trained.tensors())
+        """This rank's parts of a checkpoint, in RUN/checkpoints/STEP."""
+        with writing(folder, folder.parent.parent):
+            write_shards(folder, self.trained.tensors())
 
     def restore(self, path: Path) -> None:
         """From a checkpoint, which every rank reads."""
