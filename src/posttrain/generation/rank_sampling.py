@@ -50,6 +50,8 @@ class RankShare:
                 self.done += self.sampling.take(LOOK_SECONDS)
             except SamplingTimeout:
                 self.ranks.require_leader()
+            self.ranks.at_work()
+        self.ranks.at_work(done=True)
 
     def sampled(self) -> list[Sampled]:
         """What all ranks have sampled, on all of them."""
@@ -124,6 +126,7 @@ class RankSampling(Sampling):
             return done
         if not self.num_sent:
             return self.own.take(seconds)  # which says that nothing is open
+        self.ranks.wait_for_others()  # in no collective, which would limit the seconds of a share
         with self.ranks.leading("sampled"):
             self.num_sent = 0
             return self.share.sampled()

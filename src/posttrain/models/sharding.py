@@ -165,6 +165,7 @@ class ShardedForward:
         self.layers = recomputable_layers(policy.model)
         for module in (*reversed(self.layers), policy.model):  # from the inside out
             _split(module, mesh, reshard=module is not policy.model, ignored=kept)
+        assert all(isinstance(each, DTensor) for each in policy.model.parameters() if each.requires_grad)
         run_inside(policy.model, lambda: None)  # so that FSDP knows its root before any layer runs
         for part in self._modules:  # so that it knows what is trained, even if a first pass runs without adapters
             part.unshard()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
 Item = TypeVar("Item")
@@ -64,9 +64,6 @@ class RankGroup:
         """The ranks as places over which weights are split; None for one."""
         return None
 
-    def sum_gradients(self, parameters: "Sequence[nn.Parameter]") -> None:
-        """Add up the gradients of all ranks; sharded ones are summed by the backward pass."""
-
     def require_leader(self) -> None:
         """Raise RunError if rank 0 has ended."""
 
@@ -107,6 +104,15 @@ class RankGroup:
         together = [pair for part in self.gathered(mine) for pair in part]
         return [result for _, result in sorted(together, key=lambda pair: pair[0])]
 
+    def at_work(self, *, done: bool = False) -> None:
+        """On other ranks: say that a call which rank 0 does not wait for makes progress, or is done."""
+
+    def wait_for_others(self) -> None:
+        """On rank 0: wait until that call is done, however long it takes.
+
+        Raises RunError if a rank ends, or makes no progress for `run.rank_timeout_seconds`.
+        """
+
     def next_call(self) -> tuple[str, tuple[Any, ...]]:
         """The next call of rank 0 and what it gives, however long that takes.  Raises RunError if rank 0 is gone."""
         raise AssertionError("rank 0 follows nobody")
@@ -120,7 +126,7 @@ class RankGroup:
         return False
 
     def begins(self) -> None:
-        """Note that the run has begun."""
+        """Note that the run has begun: its folder is laid out."""
 
 
 ONE_RANK = RankGroup()

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -17,10 +17,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from posttrain.errors import RunError, ToldElsewhere, UserError
 from posttrain.ranks.group import RankGroup, Result
@@ -33,6 +31,8 @@ TOLD_WITHIN_SECONDS = 2.0
 """How long a rank whose connection broke waits for the message of the one that failed."""
 OF_THE_GROUP = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Timed out waiting")
 """Texts in the errors of collectives."""
+DONE = "done"
+"""What a rank says of its share, in place of signs of progress."""
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 JOINED = count()
 """Groups of this process so far: each has keys of its own in the store."""
@@ -112,18 +112,29 @@ class RankProcesses(RankGroup):
             self._mesh = init_device_mesh(device.type, (self.size,))
         return self._mesh
 
-    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        whole = [each for each in parameters if each.requires_grad and not isinstance(each, DTensor)]
-        if not whole:
-            return
-        has = torch.tensor([each.grad is not None for each in whole], dtype=torch.uint8)
-        dist.all_reduce(has, op=dist.ReduceOp.MAX)
-        sums = []
-        for each in (each for each, any_rank in zip(whole, has.tolist(), strict=True) if any_rank):
-            each.grad = torch.zeros_like(each) if each.grad is None else each.grad
-            sums.append(dist.all_reduce(each.grad, async_op=True))
-        for summed in sums:
-            summed.wait()
+    def at_work(self, *, done: bool = False) -> None:
+        self.store.set(f"share/{self.rank}", f"{self._calls} {DONE if done else time.monotonic()}")
+
+    def wait_for_others(self) -> None:
+        looked, pause, finished = time.monotonic(), SHORTEST_PAUSE, f"{self._calls} {DONE}"
+        waiting = dict.fromkeys(range(1, self.size), ("", looked))
+        while waiting:
+            for rank, (before, heard) in list(waiting.items()):
+                known = self.store.check([f"share/{rank}"])
+                said, now = self.store.get(f"share/{rank}").decode() if known else "", time.monotonic()
+                if said == finished:
+                    del waiting[rank]
+                elif said != before:
+                    waiting[rank] = said, now
+                elif now - heard > self.timeout_seconds:
+                    limit = f"run.rank_timeout_seconds = {self.timeout_seconds:g}"
+                    raise RunError(f"rank {rank} made no progress within {limit}.  {CONTINUE}")
+            if time.monotonic() - looked > LOOK_SECONDS:
+                looked = time.monotonic()
+                if self.store.check(["failed"]) or self._dead():
+                    raise self.lost("")
+            time.sleep(pause)
+            pause = min(1.2 * pause, LONGEST_PAUSE)
 
     @contextmanager
     def naming_peers(self) -> Iterator[None]:

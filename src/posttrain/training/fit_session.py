@@ -212,7 +212,6 @@ class FitSession(Generic[Item]):
         trained.optimizer.zero_grad(set_to_none=True)
         with adapter_dropout(trained.policy.model, self.config.run.seed, step):
             metrics = objective.accumulate(batch)
-        ranks.sum_gradients([parameter for group in trained.optimizer.param_groups for parameter in group["params"]])
         grad_norm = math.hypot(*apply_gradients(trained.optimizer, rate, options.max_grad_norm).values())
         if not math.isfinite(grad_norm):
             remedy = f"No step was taken.  Start again with a lower {options.section}.learning_rate."

@@ -11,22 +11,18 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.terms import TokenView
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
-from posttrain.generation.rank_sampling import RankEngine
 from posttrain.needs import NEED_OF
 from posttrain.training.session import Session
 
 
 def require_ahead(session: Session) -> None:
-    """Refuse to collect ahead where the loss does not read the log-probs of what sampled, or all ranks sample."""
+    """Refuse to collect ahead where the loss does not read the log-probs of what sampled."""
     where, name = f"rollout.max_staleness = {session.config.rollout.max_staleness}", session.algorithm.name
     if not reads_behaviour(session.algorithm):
         raise UserError(
             f"{where}: algorithm {name} has no ratio to the weights that sampled, so it would train as if they were the"
             " present ones.  Set algorithm.correction, such as {level: token}, or max_staleness: 0."
         )
-    if isinstance(session.engine, RankEngine):
-        rule = "the ranks of a run sample and train in turn.  Use an engine on a server, or max_staleness: 0"
-        raise UserError(f"{where}: {rule}.")
 
 
 def collecting(session: Session) -> AbstractContextManager[object]:

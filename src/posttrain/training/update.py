@@ -121,7 +121,6 @@ def update(
             dealt.weighed(share).backward()
             seen.losses.append(share.item())
         found.append((dealt, seen))
-    ranks.sum_gradients([parameter for group in optimizer.param_groups for parameter in group["params"]])
     observed = Observations.joined(ranks.in_order(found))
     total = 0.0
     for loss in observed.losses:
