@@ -18,14 +18,15 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.models.sharding import own_part, part_like, sharded, whole, whole_copy, whole_weights
 from posttrain.options.model import AdapterOptions
 from posttrain.ranks.group import RankGroup
+from posttrain.records import Prompt
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner
 from posttrain.training.optimizer import require_no_own
 from tests.support.adapted import adapted_policy
 from tests.support.ranks import mesh_of, run_ranks
-from tests.support.stages import stages_with
-from tests.support.tiny import through_its_own_forward, tiny_model, tiny_policy, tokenizer
+from tests.support.stages import Tokens, stages_with
+from tests.support.tiny import some_prompts, through_its_own_forward, tiny_model, tiny_policy, tokenizer
 
 RANKS = (2, 3)
 K3 = {"coefficient": 0.1, "estimator": "k3", "place": "loss"}
@@ -43,6 +44,15 @@ class Case:
     tokens_per_microbatch: int = 40
     """Few enough for more micro-batches than ranks."""
     tolerance: float = 1e-12
+    task: Callable[[], Tokens] = Tokens
+
+
+class UnevenTokens(Tokens):
+    """Prompts of very different lengths, so that micro-batches have from one to many rows."""
+
+    def prompts(self, step: int, draws: range) -> list[Prompt]:
+        made = some_prompts([(2, 33, 3, 21, 9)[draw % 5] for draw in range(draws.stop)], seed=step)
+        return [replace(made[draw], id=f"draw {draw}") for draw in draws]
 
 
 def float64_lora(**options: Any) -> Policy:
@@ -75,6 +85,7 @@ CASES = {
     "ppo with a trunk of the critic": Case({"name": "ppo", "critic": {**CRITIC, "trunk": "own"}, "kl": K3}),
     "distill": Case({"name": "distill", "teacher": TEACHER}),
     "distill whole distributions": Case({"name": "distill", "teacher": TEACHER, "signal": "full"}),
+    "uneven lengths": Case(task=UnevenTokens),
     "an untied head": Case(policy=lambda: tiny_policy("llama")),
     "gemma2": Case(policy=lambda: tiny_policy("gemma2")),
     "transposed layers": Case(policy=lambda: tiny_policy("gpt2")),
@@ -168,7 +179,7 @@ def steps_of(rank: int) -> Mapping[Any, Any]:
     found: dict[Any, Any] = {}
     for name, case in CASES.items():
         update = {"tokens_per_microbatch": case.tokens_per_microbatch, "max_grad_norm": 1e9}
-        stages = stages_with(case.algorithm, policy=case.policy(), **update)
+        stages = stages_with(case.algorithm, policy=case.policy(), task=case.task(), **update)
         collected, whole_learner = stages.collected(), stages.learner
         for size, mesh in meshes.items():
             if mesh is not None:
