@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import yaml
+
 from posttrain.binding import digest_of
 from posttrain.config import AnyConfig, as_recipe
 from posttrain.config.recipes import RUN_RECIPE
@@ -206,6 +208,14 @@ def saved_recipe(config: AnyConfig) -> str:
     """The recipe for a run's folder.  It never says `overwrite`: running it must not delete this run."""
     kept: Any = config  # each kind has a `run` of its own class
     return as_recipe(replace(kept, run=replace(kept.run, overwrite=False)))
+
+
+def shared_recipe(config: AnyConfig) -> str:
+    """The recipe without the paths that may differ between the ranks of a run: its folder, and the model's."""
+    recipe: dict[str, Any] = yaml.safe_load(saved_recipe(config))
+    for section, name in (("run", "folder"), ("model", "path")):
+        recipe.get(section, {}).pop(name, None)
+    return json.dumps(recipe, sort_keys=True)
 
 
 def refuse_foreign_folder(path: Path) -> None:

@@ -279,7 +279,6 @@ class Harness:
         parts, ranks = self.trained.tensors(), self.options.ranks
         tensors = parts if ranks.size == 1 else checkpoint.RankTensors(parts, ranks)
         path = checkpoint.save(folder, step, tensors, state, score=score, recipe=recipe)
-        ranks.begins()
         self._saved = step
         for wrong in checkpoint.prune(folder, keep_last=keep.keep_last, keep_best=int(keep.keep_best)):
             if wrong not in self._reported:

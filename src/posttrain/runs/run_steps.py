@@ -34,8 +34,8 @@ class StartOptions:
         object.__setattr__(self, "watchers", require_watchers(self.watchers))
 
     def now(self, ranks: RankGroup) -> "StartOptions":
-        """The same, or those of a resume where torchrun has restarted ranks that had begun the run."""
-        return replace(self, resume=self.resume or ranks.has_begun())
+        """The same, or those of a resume from the last checkpoint where torchrun has restarted ranks that had begun."""
+        return replace(self, resume=True, from_step=None) if ranks.has_begun() else self
 
 
 RunSteps = Generator[StepReport, None, Run]

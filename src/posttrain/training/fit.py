@@ -26,7 +26,7 @@ from posttrain.records import Example, Preference
 from posttrain.runs.checkpoint import claim_threads
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
-from posttrain.runs.folder import interrupted_lines, saved_recipe
+from posttrain.runs.folder import interrupted_lines, saved_recipe, shared_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.planned_memory import held_by, machine_memory, memory_line, memory_warning
 from posttrain.runs.progress import peak_memory_bytes
@@ -71,6 +71,7 @@ def run_fit(
     require_trackers(config.run.report_to, config.tracker)
     resolved = resolved_config(config, adapter=None if policy is None else trains_adapter(policy.model))
     with joined(config.run.rank_timeout_seconds) as ranks:
+        ranks.agree("the settings", lambda: shared_recipe(resolved))
         if not ranks.rank:
             return ranks.finish(lead_fit(resolved, inputs, start, opened, ranks))
         if follows is not None:
@@ -91,6 +92,7 @@ def lead_fit(config: Kind, inputs: RunInputs, start: StartOptions, opened: Opene
             folder = RunFolder.resume(path)
         else:
             folder = RunFolder.create(path, saved_recipe(config), overwrite=config.run.overwrite)
+            ranks.begins()  # from here on, restarted ranks resume: the folder is no longer new
         with Harness(folder, session.trained, harness_options(session, start)) as harness:
             notes = [*(harness.resume(threads) if start.resume else []), *inputs.notes]
             folder.write_inputs(inputs)

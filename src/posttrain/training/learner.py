@@ -18,7 +18,7 @@ from posttrain.models.adapters.in_force import adapter_dropout, drops
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_layers import require_whole_adapter
 from posttrain.models.loading.saving import ExportedWeights
-from posttrain.models.policy import Policy
+from posttrain.models.policy import Policy, weights_digest
 from posttrain.models.sharding import sharded
 from posttrain.needs import Need
 from posttrain.options.training import UpdateOptions, require_adapter_decay
@@ -46,6 +46,7 @@ from posttrain.training.reference import (
     named_reference,
     reference_of,
     refreshed,
+    require_equal_weights,
     teacher_of,
 )
 from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update
@@ -123,10 +124,20 @@ class Learner:
 
     def _shard(self, mesh: DeviceMesh) -> None:
         """Split every model over the mesh's ranks; copies have been made, and the optimiser has not."""
+        self._require_equal_weights()
         for holder in (self.critic, self.reference, self.teacher):
             if holder is not None:
                 holder.shard(mesh)
         self.policy = sharded(self.policy, mesh)
+
+    def _require_equal_weights(self) -> None:
+        """Raise RunError if ranks have read other files for a model; those of the policy were compared before."""
+        for what, reference in (("reference", self.reference), ("teacher", self.teacher)):
+            if reference is not None:
+                require_equal_weights(f"the {what}'s weights", reference, self.policy.ranks)
+        if self.critic is not None:
+            modules = [module for _, module in self.critic.modules]
+            self.policy.ranks.agree("the critic's weights", lambda: " ".join(map(weights_digest, modules)))
 
     def _made_optimizer(self, parameter_groups: Sequence[optimizer.ParameterGroup]) -> torch.optim.Optimizer:
         if self.own_optimizer is not None:
@@ -358,7 +369,9 @@ def fit_critic_here(learner: Learner, collected: CollectedStep, clock: Clock) ->
     before, options = learner.actor_critic_state, learner.settings.update
     credited = learner.credit(collected, clock)
     learner.actor_critic_state = replace(before, rewards=credited.next_state.rewards, begun=True, fitted=False)
-    for batch in learner.batches(credited, clock):
+    batches = learner.batches(credited, clock)
+    learner.policy.ranks.agree("the batches", lambda: digest_of(batches))
+    for batch in batches:
         if batch.completions:
             with clock("update"):
                 update(learner.policy, learner.optimizer, batch, learner.objective(), options, options.largest_rate)

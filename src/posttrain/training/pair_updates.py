@@ -27,7 +27,7 @@ from posttrain.options.pairs import DpoOptions, RewardTrainingOptions
 from posttrain.ranks.group import Dealt
 from posttrain.records import Preference
 from posttrain.runs.tensor_state import Tensors
-from posttrain.training.reference import Reference, reference_of, refreshed
+from posttrain.training.reference import Reference, reference_of, refreshed, require_equal_weights
 
 AnswerLengths = Callable[[Preference], tuple[int, int]]
 """Tokens of the chosen and of the rejected answer that go through the model."""
@@ -326,6 +326,8 @@ class PairReference:
             self.reference = refreshed(self.reference, self.policy)
 
     def shard(self, mesh: DeviceMesh) -> None:
+        if self.reference is not None:
+            require_equal_weights("the reference's weights", self.reference, self.policy.ranks)
         self.policy = sharded(self.policy, mesh)
         if self.reference is not None:
             self.reference.shard(mesh)

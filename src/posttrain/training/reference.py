@@ -20,10 +20,11 @@ from posttrain.models.adapters.lora import UP
 from posttrain.models.adapters.peft_layers import peft_layers
 from posttrain.models.loading.construction import linear_matrices
 from posttrain.models.loading.model_folder import load_beside
-from posttrain.models.policy import Policy
+from posttrain.models.policy import Policy, weights_digest
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.models.sharding import sharded, whole, whole_copy
+from posttrain.models.sharding import sharded, sharded_forward, whole, whole_copy
 from posttrain.options.algorithm import PLACES, TeacherOptions
+from posttrain.ranks.group import RankGroup
 from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
 
@@ -132,6 +133,13 @@ class UncopiedPolicy:
 
     def restore(self, tensors: Tensors) -> None:
         """There is nothing to restore."""
+
+
+def require_equal_weights(what: str, reference: "Reference | Teacher", ranks: RankGroup) -> None:
+    """Raise RunError if ranks have other weights for it; call it before they are sharded."""
+    with reference.entered() as policy:
+        if sharded_forward(policy) is None:
+            ranks.agree(what, lambda: weights_digest(policy.model))
 
 
 def reference_of(policy: Policy) -> Reference:

@@ -15,7 +15,7 @@ from posttrain.generation.engine import Engine
 from posttrain.generation.parity import gap_metrics
 from posttrain.models.policy import Policy
 from posttrain.ranks.joining import joined
-from posttrain.runs.folder import WEIGHTS, interrupted_lines, saved_recipe
+from posttrain.runs.folder import WEIGHTS, interrupted_lines, saved_recipe, shared_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.progress import Clock
 from posttrain.runs.prompt_preview import Reader, first_step_lines
@@ -101,6 +101,7 @@ def run_steps(config: Config, caller: CallerObjects, start: StartOptions) -> Run
     require_training_by_reward(config)
     require_trackers(config.run.report_to, config.tracker)
     with joined(config.run.rank_timeout_seconds) as ranks:
+        ranks.agree("the settings", lambda: shared_recipe(config))
         if ranks.rank:
             from posttrain.training.following import follow_rl
 
@@ -178,6 +179,7 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
             state.transcripts = measure(session, harness, "before")[1]
             if not start.resume:  # only now: a mistake in the evaluation does not cost an earlier run either
                 folder.begin(saved_recipe(config))
+                session.policy.ranks.begins()  # from here on, restarted ranks resume: the folder is no longer new
             folder.write_inputs(inputs)
             folder.append_metrics(0, held_out_metrics(state.before, session.questions().probes))
             harness.save()

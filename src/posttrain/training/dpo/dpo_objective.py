@@ -100,8 +100,8 @@ class DpoObjective(FitObjective[Preference]):
         self.loss = pair_objective(self.options)
 
     def shard(self, mesh: DeviceMesh) -> None:
-        super().shard(mesh)
         self.reference.shard(mesh)
+        super().shard(mesh)
 
     def begin(self, harness: Harness) -> None:
         with harness.clock("reference"), self.policy.ranks.leading("keep_reference"):
