@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from posttrain.ranks.group import Dealt, RankGroup
+from posttrain.runs.run_steps import StartOptions
+from tests.support.accidents import Accident
 from tests.support.rank_runs import by_ranks, ended_ranks, environments, start_ranks
 from tests.support.runs import command, metrics_of, rollout_rows, save_tiny_model, start, start_program, tiny_recipe
 
@@ -104,6 +106,12 @@ def test_a_killed_rank_ends_all_and_the_run_resumes_to_the_same_bits(folder: Pat
             assert [ours[name] for name in SAMPLED] == [theirs[name] for name in SAMPLED]
 
 
+def test_a_run_of_two_ranks_is_not_replayed(folder: Path, of_two: Path) -> None:
+    ended = command("replay", of_two, folder=folder)
+    assert ended.code == 2
+    assert "was made by 2 ranks.  A replay runs in one process" in ended.err
+
+
 def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_back(folder: Path, of_two: Path) -> None:
     run = folder / "two" / "run"
     ended = command("rl", "--resume", run, "--from-step", "2", folder=folder)
@@ -119,18 +127,118 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_back(folder: Path, of_t
     assert max((once[name] - each).abs().max().item() for name, each in weights(run).items()) > 1e-4
 
 
-def test_ranks_with_other_weights_or_other_batches_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_ranks_with_other_weights_or_settings_are_refused(folder: Path, tmp_path: Path) -> None:
     save_tiny_model(folder / "other", seed=1)
     recipe = tiny_recipe(tmp_path / "run", model={"path": str(folder / "model")})
     for last, what in (
         (("--model.path", folder / "other"), "the weights of rank 1 differ"),
-        (("--update.minibatches-per-epoch", "2"), "step 1: the batches of rank 1 differ"),
+        (("--update.learning-rate", "0.5"), "the settings of rank 1 differ"),
     ):
         first, other = ended_ranks(start_ranks("rl", recipe, folder=tmp_path, last=last))
         assert what in first.err
         assert (first.code, other.code) == (1, 1)
         assert "Traceback" not in first.err + other.err
         shutil.rmtree(tmp_path / "run" / "run", ignore_errors=True)
+
+
+def test_ranks_with_another_reference_are_refused(folder: Path, tmp_path: Path) -> None:
+    kl = {"algorithm": {"kl": {"coefficient": 0.1}}, "reference": {"path": "reference"}}
+    recipe = tiny_recipe(tmp_path / "run", model={"path": str(folder / "model")}, **kl)
+    started = []
+    for rank, environment in enumerate(environments(2)):
+        place = tmp_path / f"rank-{rank}"  # where each finds its files
+        place.mkdir()
+        save_tiny_model(place / "reference", seed=rank)
+        started.append(start("rl", recipe, folder=place, environment=environment))
+    first, other = ended_ranks(started)
+    assert "the reference's weights of rank 1 differ" in first.err
+    assert (first.code, other.code) == (1, 1)
+
+
+def test_a_full_disk_of_rank_1_ends_both_with_one_message(folder: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path / "run", model={"path": str(folder / "model")})
+    started = []
+    for rank, environment in enumerate(environments(2)):
+        (logs := tmp_path / f"rank-{rank}").mkdir()
+        full = Accident(largest_file=20_000 if rank else None)
+        started.append(start("rl", recipe, folder=tmp_path, logs=logs, environment=environment, accident=full))
+    first, other = ended_ranks(started)
+    assert "step-000002: cannot be written: File too large (rank 1).  Kept: " in first.err
+    assert "Traceback" not in first.err + other.err
+    assert (first.code, other.code) == (1, 1)
+
+
+SLOW = """
+import os, sys, time
+os.environ.update({environment!r})
+from posttrain.generation.engine import SamplingTimeout
+from posttrain.generation.in_process import InProcessSampling
+
+take, began = InProcessSampling.take, []
+
+def slowly(sampling, seconds):
+    if seconds < 100:  # of a share
+        began.append(time.monotonic())
+    if began and time.monotonic() - began[0] < {slow_seconds}:
+        time.sleep(0.5)
+        raise SamplingTimeout("rank", seconds, 1)
+    return take(sampling, seconds)
+
+InProcessSampling.take = slowly
+from posttrain.cli import main
+sys.exit(main(["rl", {recipe!r}, "--run.rank-timeout-seconds", "4"]))
+"""
+
+
+def test_a_rank_that_samples_for_longer_than_the_timeout_is_waited_for(folder: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path / "run", model={"path": str(folder / "model")}, run={"num_steps": 1})
+    started = []
+    for rank, environment in enumerate(environments(2)):
+        (logs := tmp_path / f"rank-{rank}").mkdir()
+        program = SLOW.format(environment=environment, recipe=str(recipe), slow_seconds=9 * rank)
+        started.append(start_program(program, folder=tmp_path, logs=logs))
+    ended = ended_ranks(started)
+    assert [each.code for each in ended] == [0, 0], ended[0].err
+
+
+class RestartedRanks(RankGroup):
+    """Ranks whose earlier attempt had begun the run."""
+
+    def has_begun(self) -> bool:
+        return True
+
+
+def test_restarted_ranks_resume_from_the_last_checkpoint_and_not_from_the_step_of_the_command() -> None:
+    again = StartOptions(resume=True, from_step=10).now(RestartedRanks())
+    assert (again.resume, again.from_step) == (True, None)
+    first = StartOptions(resume=True, from_step=10).now(RankGroup())
+    assert (first.resume, first.from_step) == (True, 10)
+    assert StartOptions().now(RestartedRanks()).resume
+
+
+RESTARTED = """
+import os, signal, sys
+from posttrain.training.{module} import {name} as Crashing
+
+def killed(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    Crashing.{method} = killed
+from posttrain.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_run_killed_before_its_first_step_is_restarted_by_torchrun(folder: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(RESTARTED.format(module="fit_session", name="FitSession", method="learn"))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    few = ["--run.num-steps", "2", "--sft.eval-size", "4", "--run.curves", "false", "--run.threads", "1"]
+    argv = [sys.executable, *launch, program, "sft", "--model.path", folder / "model", *few]
+    ended = subprocess.run([*argv, "--run.folder", tmp_path / "run"], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "No checkpoint yet: the run starts again." in ended.stdout
 
 
 BROKEN = """
