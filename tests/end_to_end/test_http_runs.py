@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import posttrain
 from posttrain.cli import main
-from posttrain.config import CollectConfig
+from posttrain.config import CollectConfig, DpoConfig
 from posttrain.errors import UserError
 from posttrain.generation.http.http_engine import HttpEngine
 from posttrain.generation.request import Continuation, Request, StreamKey
@@ -163,6 +164,18 @@ def test_other_commands_sample_there_too(
     )
     posttrain.collect(collected)
     assert (tmp_path / "pairs").is_dir()
+
+
+def test_a_run_of_dpo_writes_its_weights_to_its_own_folder(model: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path / "case", model={"path": str(model)})
+    content: dict[str, Any] = yaml.safe_load(recipe.read_text())
+    del content["algorithm"], content["update"], content["rollout"]["prompts_per_step"], content["run"]["num_steps"]
+    content["dpo"] = {"rounds": 1, "steps_per_round": 1, "prompts_per_round": 6, "pairs_per_batch": 3}
+    with own_server(model, tmp_path) as made:
+        assert made.server is not None
+        posttrain.train_dpo(posttrain.load_recipe(kind=DpoConfig, **{**content, "engine": engine(made.server)}))
+    assert (tmp_path / "case" / "run").is_dir()
+    assert not list(tmp_path.glob("uploaded-*"))  # the server read them there
 
 
 def adapted(model: Path) -> Policy:

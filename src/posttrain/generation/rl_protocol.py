@@ -4,7 +4,7 @@
 that knows our fields has the object `posttrain` in its `/weight_info`; vLLM ignores them.  Log-probs cross exactly:
 JSON has the shortest decimal that reads back as the same double.
 
-One update: `PAUSE` (mode=keep), `START`, `UPDATE`, `FINISH`, `RESUME`; `INIT` once before the first.
+One update: `PAUSE` (mode=keep), `INIT`, `START`, `UPDATE`, `FINISH`, `RESUME`; a server needs `INIT` once.
 """
 
 from dataclasses import dataclass

@@ -146,7 +146,8 @@ class HttpOptions(Bounded):
     """How servers get weights.  `folder`: they read a file in a folder that they share with the trainer.  `put`: the
     file is sent to them, which only `posttrain serve` takes.  `auto`: a folder where they read it, else put."""
     transfer_folder: str = ""
-    """Folder for files of weights, the same path here and on the servers; empty is `weights/` of the run folder."""
+    """Folder for files of weights, the same path here and on the servers; empty is `weights/` of the run folder.
+    Commands without a run folder, such as `evaluate`, use a temporary folder that only their own user can read."""
     evaluation: str = ""
     """Address of one more server, which samples for evaluations only; empty leaves them to the others."""
     key_env: str = "POSTTRAIN_SERVE_TOKEN"

@@ -19,6 +19,7 @@ from posttrain.models.loading.new_model import policy_of_run
 from posttrain.models.policy import Policy
 from posttrain.ranks.group import ONE_RANK, RankGroup
 from posttrain.records import Grades, Group, Preference
+from posttrain.runs.folder import WEIGHTS
 from posttrain.runs.harness import Harness
 from posttrain.runs.named_inputs import policy_input
 from posttrain.runs.progress import Clock
@@ -120,6 +121,7 @@ class RoundPairs(LearnedRounds):
         if place:
             return StepReport(step=step, metrics={})
         journal = harness.folder.journal_scores
+        self.load_weights(harness)
         sampled = self.sampled(number + 1, lambda _, groups, grades: journal(step, groups, grades), harness.clock)
         with harness.clock("reference"):
             self.begin_round(number + 1, sampled.pairs)
@@ -140,9 +142,11 @@ class RoundPairs(LearnedRounds):
             advantages=sampled.sides,
         )
 
+    def load_weights(self, harness: Harness) -> None:
+        self.session.load_weights(self.run.num_updates, transfer=harness.folder.path / WEIGHTS)
+
     def sampled(self, number: int, journal: Journal, clock: Clock) -> SampledRound:
         """Sample a round from the current policy, score it, and make pairs."""
-        self.session.load_weights(self.run.num_updates)
         collected = self.session.collector.collect(number, journal, clock)
         return sampled_round(number, collected.groups, collected.grades, self.options.pairs_per_prompt)
 
@@ -153,7 +157,7 @@ class RoundPairs(LearnedRounds):
     def evaluate(self, harness: Harness, *, full: bool) -> dict[str, float]:
         """Measure held-out problems: in full before and after training, else in brief."""
         session, step = self.session, self.run.step
-        session.load_weights(self.run.num_updates)
+        self.load_weights(harness)
         questions = session.questions()
         if not full:
             return held_out.measure_in_brief(session, harness, questions, step=step)
@@ -171,6 +175,7 @@ class RoundPairs(LearnedRounds):
 
     def rehearse(self) -> list[str]:
         began = perf_counter()
+        self.session.load_weights(self.run.num_updates)
         sampled = self.sampled(1, no_journal, Clock())
         self.pairs = replace(self.pairs, training=sampled.pairs)
         return [
