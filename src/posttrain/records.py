@@ -220,6 +220,8 @@ class Rollout:
     """Turns to which an environment replied; empty without an environment."""
     failure: str = ""
     """The traceback of an environment that failed (`Finish.FAILED`)."""
+    in_conversation: bool = field(default=False, compare=False)
+    """Whether an environment could reply to it, even where none did and its object is gone."""
     environment: object = field(default=None, compare=False, repr=False)
     """The environment's object, which reward functions may read; None without one, and after a change of process."""
 
@@ -252,7 +254,8 @@ class Rollout:
     @property
     def has_environment(self) -> bool:
         """Whether an environment replied to it, or could have."""
-        return bool(self.turns) or self.environment is not None or self.finish.failed
+        known = self.in_conversation or bool(self.turns)
+        return known or self.environment is not None or self.finish.failed
 
     @property
     def num_turns(self) -> int:

@@ -132,6 +132,7 @@ class OpenRollout:
             alternatives=tuple(kept) if self.group.request.keep_alternatives else None,
             turns=tuple(self.turns),
             failure=self.failure,
+            in_conversation=True,
             environment=self.environment,
         )
 

@@ -344,6 +344,7 @@ def group_of(draw: int, rows: Sequence[dict[str, Any]]) -> Group:
             text=row["completion"],
             turns=turns_of(row),
             failure=row.get("failure") or "",
+            in_conversation=row.get("turn_ends") is not None,
         )
         for row in rows
     )
