@@ -2,6 +2,7 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import build_algorithm
+from posttrain.commands.arguments import MAY_CHANGE_ON_RESUME
 from posttrain.config import Config
 from posttrain.environments.protocol import Reply
 from posttrain.environments.workers import Exchange
@@ -22,9 +24,11 @@ from posttrain.rewards.grading.environment_reward import ENVIRONMENT_REWARD
 from posttrain.rewards.grading.function import reward_function
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.process_rewards import rewards_without_turns, summed, turn_rewards
+from posttrain.runs.named_inputs import MAY_CHANGE
 from posttrain.runs.reply_journal import ReplyFile
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
 from posttrain.runs.run_folder import RunFolder
+from posttrain.training.metrics import completion_metrics
 from posttrain.training.session_rewards import rewards_of
 from posttrain.training.turn_metrics import turn_metrics
 from posttrain.turns import ToolCall, Turn
@@ -284,7 +288,7 @@ def test_replies_are_read_again_by_place_and_the_last_ones_count(tmp_path: Path)
         assert file.get("rollout", 1, 0) is None  # a life does not read its own
     with RunFolder.resume(tmp_path / "run") as folder:
         again = ReplyFile(folder)
-        assert again.get("rollout", 1, 0) == exchanges("8")
+        assert again.get("rollout", 1, 0) == [exchanges("8")[0], []]  # one failed in the last step of the file
         assert again.get("rollout", 1, 1) is None
         assert again.get("rollout", 2, 0) is None
         with again.at("evaluation at 0, sampled"):
@@ -326,3 +330,50 @@ def test_a_run_without_an_environment_loads_nothing_of_them(tmp_path: Path) -> N
 
 def test_both_names_of_what_is_cut_off_are_the_same() -> None:
     assert {each.value for each in CUT_OFF} == answers.CUT_OFF
+
+
+def test_completions_without_a_replied_turn_are_of_an_environment_also_from_a_journal_and_a_file(
+    tmp_path: Path,
+) -> None:
+    silent = replace(conversation(), turns=(), environment=None, in_conversation=True)
+    groups = [one_group(silent, replace(silent, sample=1))]
+    grades = grade(groups, [reward_function(lambda completions, environment: [1.0] * 2, name="one")])
+    assert "turns/mean" in turn_metrics(groups)
+    file = tmp_path / "step-000001.parquet"
+    file.write_bytes(parquet_bytes(1, groups, grades, grades.rewards))
+    ((group,), _) = read_rollouts(file)
+    assert all(each.has_environment for each in group.rollouts)
+
+
+def test_failures_where_the_journal_ends_are_asked_anew_and_an_accepted_change_voids_all(tmp_path: Path) -> None:
+    exchanges = [[Exchange(failure="boo")], [Exchange(), Exchange(said="4", reply=Reply("7"))]]
+    with RunFolder.create(tmp_path / "run", "run: {}\n") as folder:
+        for step in (1, 2):
+            ReplyFile(folder).put("rollout", step, 0, exchanges)
+    with RunFolder.resume(tmp_path / "run") as folder:
+        file = ReplyFile(folder)
+        assert file.get("rollout", 1, 0) == exchanges
+        assert file.get("rollout", 2, 0) == [[], exchanges[1]]
+        assert ReplyFile(folder, changed=True).get("rollout", 1, 0) is None
+        assert ReplyFile(folder).get("rollout", 1, 0) is None  # nor in a later life
+
+
+def test_an_evaluation_on_one_thread_does_not_move_the_replies_of_another(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", "run: {}\n") as folder:
+        file = ReplyFile(folder)
+        with file.at("evaluation"), ThreadPoolExecutor(1) as other:
+            assert other.submit(lambda: file.place).result() == "step"
+            assert file.place == "evaluation"
+
+
+def test_a_failed_completion_has_no_length() -> None:
+    groups = [one_group(conversation(), failed(sample=1))]
+    metrics, sound = completion_metrics(groups), groups[0].rollouts[0].num_sampled
+    for name in ("mean_length", "min_length", "min_terminated_length"):
+        assert metrics[f"completions/{name}"] == sound
+
+
+@pytest.mark.parametrize("name", ["max_failures", "seconds", "workers", "url"])
+def test_limits_and_the_server_of_an_environment_may_change_on_resume(name: str) -> None:
+    assert f"environment.{name}" in MAY_CHANGE
+    assert f"environment.{name}" in MAY_CHANGE_ON_RESUME

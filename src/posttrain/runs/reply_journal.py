@@ -4,9 +4,11 @@
 
 One line for each group, written before anything reads its completions: for every completion its exchanges, that of
 `reset` first.  A resume reads lines of steps that it takes again and adds to the file; the last line of a group counts.
-A reply to other words than the journal's is asked for anew.
+A reply to other words than the journal's is asked for anew, and so is a completion that failed where the file ends: the
+step was not finished, perhaps because of it.  A line {"place": "changed"} makes those before it void.
 """
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,24 +22,38 @@ from posttrain.runs.run_folder import REPLIES, RunFolder
 from posttrain.turns import ToolCall
 
 KEY = ("place", "purpose", "step", "draw")
+STEP, CHANGED = "step", "changed"
 
 
 class ReplyFile:
     """The `ReplyJournal` of a run, which knows the lines that were there when it was opened."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder, self.place = folder, "step"
+    def __init__(self, folder: RunFolder, *, changed: bool = False) -> None:
+        """`changed` accepts another environment: nothing that was kept so far is read, now or later."""
+        self.folder, self._places = folder, threading.local()
         records = LineJournal(folder.path / REPLIES).records() if folder.begun else []
-        self.known = {tuple(record.get(name) for name in KEY): record.get("exchanges") for record in records}
+        if changed and records:
+            folder.append_reply({"place": CHANGED})
+            records = []
+        start = max((at for at, record in enumerate(records, start=1) if record.get("place") == CHANGED), default=0)
+        counted = records[start:]
+        self.known = {tuple(record.get(name) for name in KEY): record.get("exchanges") for record in counted}
+        steps = [record for record in counted if record.get("place") == STEP]
+        self.unfinished = {(last[-1].get("place"), last[-1].get("step")) for last in (counted, steps) if last}
+
+    @property
+    def place(self) -> str:
+        """Of this thread: one may evaluate while another collects."""
+        return getattr(self._places, "place", STEP)
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
         """Another place than the steps of the run: evaluations use the same streams again and again."""
-        before, self.place = self.place, place
+        before, self._places.place = self.place, place
         try:
             yield
         finally:
-            self.place = before
+            self._places.place = before
 
     def get(self, purpose: str, step: int, draw: int) -> Sequence[Sequence[Exchange]] | None:
         """The exchanges of each completion of a draw, `reset` first; None if that group was not finished."""
@@ -45,10 +61,13 @@ class ReplyFile:
         if exchanges is None:
             return None
         try:
-            return [[exchange_of(each) for each in of_completion] for of_completion in exchanges]
+            found = [[exchange_of(each) for each in of_completion] for of_completion in exchanges]
         except (TypeError, KeyError, AttributeError) as error:
             path = self.folder.path / REPLIES
             raise RunError(f"{path}: step {step}, draw {draw}: damaged.  Restore the file or delete it.") from error
+        if (self.place, step) not in self.unfinished:
+            return found
+        return [[] if any(each.failure for each in of_completion) else of_completion for of_completion in found]
 
     def put(self, purpose: str, step: int, draw: int, exchanges: Sequence[Sequence[Exchange]]) -> None:
         """Keep those of a group that is done, before anything reads it."""

@@ -165,7 +165,7 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
             folder.write_inputs(inputs)
             notes += inputs.notes
         session.load_weights(transfer=folder.path / WEIGHTS)
-        session.keep_replies(ReplyFile(folder))
+        session.keep_replies(ReplyFile(folder, changed=start.accept_changes))
         if not state.before:
             if config.update.optimizer_from:  # a resumed run has it in its checkpoints, from step 0 on
                 session.learner.load_optimizer_state(config.update.optimizer_from)
