@@ -34,8 +34,10 @@ MAY_CHANGE_ON_RESUME = (
         "tracker",
         "model.path",
     ),
+    *("environment.url", "environment.seconds", "environment.workers", "environment.max_failures"),
+    *("engine.urls", "engine.seconds", "placement"),
 )
-"""How long a run is, what it keeps, and where its model is; the rest of its recipe stays."""
+"""How long a run is, what it keeps, where its model and its servers are, and what is waited for; the rest stays."""
 LOADING = (
     *("model.revision", "model.trust_remote_code", "model.dtype", "model.weights", "model.device"),
     *("model.attn_implementation", "model.context", "model.stop_tokens"),

@@ -213,6 +213,7 @@ MAY_CHANGE = frozenset(
         *("checkpoint", "tracker", "rollout.keep_alternatives", "run.folder", "run.overwrite", "run.num_steps"),
         *("run.time_limit_minutes", "run.token_limit", "run.early_stop_evaluations", "run.report_to", "run.curves"),
         *("run.keep_token_columns", "placement", "engine.urls", "engine.evaluation", "engine.transport"),
+        *("environment.url", *(f"environment.{name}" for name in ("seconds", "workers", "max_failures"))),
         *("engine.transfer_folder", "engine.key_env", *(f"engine.seconds.{name}" for name in SECONDS)),
     ]
 )
