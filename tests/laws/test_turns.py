@@ -192,6 +192,7 @@ def test_calls_are_read_by_the_tokenizers_response_template() -> None:
         "defaults": {"role": "assistant"},
         "start_anchor": "<|im_start|>assistant\n",
         "fields": {
+            "thinking": {"open": "<think>", "close": "</think>", "content": "text"},
             "content": {"content": "text", "close": "<|im_end|>"},
             "tool_calls": {
                 "open": "<call>",
@@ -214,6 +215,10 @@ def test_calls_are_read_by_the_tokenizers_response_template() -> None:
     said = call_reader(renderer, stop_ids(tokenizer)).message(f"Sure. {CALL.replace('tool_call>', 'call>')}")
     assert said["tool_calls"][0]["function"] == {"name": "calculator", "arguments": {"expression": "1+2"}}
     assert said["content"] == "Sure."
+    thought = call_reader(renderer, stop_ids(tokenizer)).message(
+        f"<think>Hm.</think>{CALL.replace('tool_call>', 'call>')}"
+    )
+    assert thought["thinking"] == "Hm."
 
 
 def test_a_tokenizer_that_begins_texts_with_a_space_puts_none_before_a_reply_and_no_bos() -> None:

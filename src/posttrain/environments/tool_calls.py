@@ -53,29 +53,37 @@ class CallReader:
 
     def message(self, said: str) -> dict[str, Any]:
         """What was said as a message, with its calls where all of them could be read."""
-        content, calls = self.read(said)
+        texts, calls = self.read(said)
         if not calls or any(call.fault for call in calls):
             return {"role": ASSISTANT, "content": said}
         functions = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
         listed = [
             {"type": "function", "id": call_id(number), "function": each} for number, each in enumerate(functions)
         ]
-        return {"role": ASSISTANT, "content": content, "tool_calls": listed}
+        return {"role": ASSISTANT, **texts, "tool_calls": listed}
 
-    def read(self, said: str) -> tuple[str, list[ReadCall]]:
-        """The text around the calls, and the calls in their order."""
-        return self.parsed(said) if self.by_template else tagged(said)
+    def read(self, said: str) -> tuple[dict[str, str], list[ReadCall]]:
+        """The texts around the calls, by their keys in a message, and the calls in their order."""
+        if self.by_template:
+            return self.parsed(said)
+        content, calls = tagged(said)
+        return {"content": content}, calls
 
-    def parsed(self, said: str) -> tuple[str, list[ReadCall]]:
+    def parsed(self, said: str) -> tuple[dict[str, str], list[ReadCall]]:
         """By the response template.  A turn that it cannot read is a call that failed."""
         if len(said) > MAX_CALL_CHARACTERS:
-            return said, [ReadCall(UNREAD, fault=f"the turn has more than {MAX_CALL_CHARACTERS} characters")]
+            return {"content": said}, [
+                ReadCall(UNREAD, fault=f"the turn has more than {MAX_CALL_CHARACTERS} characters")
+            ]
         try:
             message = self.parsed_message(said)
         except CallFailed as failed:
-            return said, [ReadCall(UNREAD, fault=str(failed))]
+            return {"content": said}, [ReadCall(UNREAD, fault=str(failed))]
         listed = cast(list[object], message.get("tool_calls") or [])
-        return str(message.get("content") or ""), [call_of(each) for each in listed[: MAX_CALLS + 1]]
+        others = {name: text for name, text in message.items() if isinstance(text, str) and name != "role"}
+        return {**others, "content": str(message.get("content") or "")}, [
+            call_of(each) for each in listed[: MAX_CALLS + 1]
+        ]
 
     def parsed_message(self, said: str) -> dict[str, Any]:
         tools: list[Any] = [dict(tool) for tool in self.tools]
