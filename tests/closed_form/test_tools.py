@@ -315,3 +315,41 @@ def test_a_toolbox_that_cannot_be_made_closes_what_it_had_started_and_one_closes
     toolbox.close()
     toolbox.close()
     assert len(closed) == 2
+
+
+async def silent(word: str) -> None:
+    """Says nothing.
+
+    Args:
+        word: which
+    """
+
+
+def numbered(number: int) -> int:
+    """A number.
+
+    Args:
+        number: which
+    """
+    return number
+
+
+def pair(first: str, second: str) -> str:
+    """Two words.
+
+    Args:
+        first: one
+        second: two
+    """
+    return first + second
+
+
+def test_an_async_tool_in_text_without_an_answer_writes_nothing() -> None:
+    reply = replied(environments(toolbox_of([silent]), tools_at={"silent": "="}).make(), "a=")
+    assert (reply.content, reply.calls) == ("", (ToolCall("silent", failed=True),))
+
+
+@pytest.mark.parametrize("tool", [numbered, pair])
+def test_a_tool_in_text_takes_one_text(tool: Callable[..., object]) -> None:
+    with refused(f"tools_at.{tool.__name__}", "exactly one required argument"):
+        environments(toolbox_of([tool]), tools_at={tool.__name__: "="})

@@ -200,4 +200,17 @@ def tools_by_text(tools_at: Mapping[str, str], toolbox: Toolbox) -> dict[str, An
         raise UserError(f"tools_at: {idle[0]} has no stop text, so nothing asks it.  Add one, or remove the tool.")
     if not all(tools_at.values()) or len({*tools_at.values()}) < len(tools_at):
         raise UserError(f"tools_at = {dict(tools_at)}: give every tool another stop text, such as calculator: '='.")
+    for tool in toolbox.tools.values():
+        if tool.in_text is None and not takes_one_text(tool.description):
+            fault = "is asked with one text, so it needs exactly one required argument, a str"
+            raise UserError(
+                f"tools_at.{tool.name}: a tool in text {fault}.  Change the function, or leave tools_at out."
+            )
     return {text: toolbox.tools[name] for name, text in tools_at.items()}
+
+
+def takes_one_text(description: Mapping[str, Any]) -> bool:
+    """Whether the only required argument of a tool is a text."""
+    parameters = description["function"]["parameters"]
+    required = parameters.get("required", ())
+    return len(required) == 1 and "string" in parameters["properties"][required[0]].get("type", "string")

@@ -143,11 +143,18 @@ class ToolsInText:
         return in_place(tool, answer(partial(value_in_text, tool, question)))
 
     async def reply_async(self, tool: Tool, question: str) -> Reply:
-        return in_place(tool, await answer_async(partial(tool.call, question)))
+        async def value() -> object:
+            return given(await tool.call(question))
+
+        return in_place(tool, await answer_async(value))
 
 
 def value_in_text(tool: Tool, question: str) -> object:
-    value = (tool.in_text or tool.call)(question)
+    return given((tool.in_text or tool.call)(question))
+
+
+def given(value: object) -> object:
+    """The value of a tool in text.  Raises CallFailed for None."""
     if value is None:
         raise CallFailed("no answer")
     return value
