@@ -102,7 +102,8 @@ class Answers:
 
     @property
     def mean_length(self) -> float:
-        return float(np.mean([rollout.num_sampled for group in self.groups for rollout in group.rollouts]))
+        rollouts = [rollout for group in self.groups for rollout in group.rollouts]
+        return float(np.mean([rollout.num_sampled for rollout in rollouts if not rollout.finish.failed]))
 
 
 def sample_answers(

@@ -106,18 +106,22 @@ def logged_metrics(logged: Mapping[str, tuple[tuple[Mapping[str, float] | None, 
 
 
 def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Lengths in sampled tokens, ends, repetition, and the policy's certainty."""
+    """Lengths in sampled tokens, ends, repetition, and the policy's certainty.
+
+    A completion whose environment failed has no length of its own: it only counts in `tokens/completion`.
+    """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    lengths = [rollout.num_sampled for rollout in rollouts]
+    sound = [rollout for rollout in rollouts if not rollout.finish.failed] or rollouts
+    lengths = [rollout.num_sampled for rollout in sound]
     metrics = {
         **spread_of_lengths("length", lengths),
         "completions/clipped_ratio": fmean(rollout.finish.cut_off for rollout in rollouts),
         "completions/repetition": fmean(repeated_share(rollout.sequence.sampled_tokens) for rollout in rollouts),
         "tokens/prompt": float(sum(len(group.prompt.tokens) for group in groups)),
-        "tokens/completion": float(sum(lengths)),
+        "tokens/completion": float(sum(rollout.num_sampled for rollout in rollouts)),
         "entropy_estimate": -fmean(logprob for rollout in rollouts for logprob in rollout.logprobs),
     }
-    terminated = [rollout.num_sampled for rollout in rollouts if not rollout.finish.cut_off]
+    terminated = [rollout.num_sampled for rollout in sound if not rollout.finish.cut_off]
     return metrics | (spread_of_lengths("terminated_length", terminated) if terminated else {})
 
 
