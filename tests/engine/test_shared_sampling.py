@@ -86,6 +86,34 @@ def test_a_view_waits_as_long_as_it_is_asked_to() -> None:
             turns.take()
 
 
+class Impatient(InProcessEngine):
+    patience_seconds = 0.2  # type: ignore[assignment]
+
+
+def test_a_turn_of_the_trainer_that_outlasts_the_engines_patience_is_no_timeout() -> None:
+    engine, turns = Impatient(tiny_policy()), Turns()
+    with SharedEngine(engine, turns) as shared, ThreadPoolExecutor(1) as pool:
+        found = pool.submit(sample_groups, shared, PROMPTS, REQUEST)
+        with turns.trainer():
+            time.sleep(0.5)
+        assert rows_of(found.result(timeout=60)) == rows_of(sample_groups(engine, PROMPTS, REQUEST))
+
+
+@pytest.mark.parametrize("look_seconds", [None, 0.05])
+def test_an_engine_that_returns_nothing_for_longer_than_its_patience_is_an_error(look_seconds: float | None) -> None:
+    class Stuck(Impatient):
+        def open(self, request: Request) -> Sampling:  # type: ignore[override]
+            return Silent(super().open(request), list)
+
+    class Silent(ChangedSampling):
+        def take(self, seconds: float) -> list[Sampled]:
+            time.sleep(0.02)
+            raise SamplingTimeout("Stuck", seconds, 1)
+
+    with SharedEngine(Stuck(tiny_policy()), Turns()) as shared, refused("Stuck", "0.2 seconds", error=RunError):
+        sample_groups(shared, PROMPTS, REQUEST, look_seconds=look_seconds)
+
+
 def test_what_an_engine_raises_reaches_each_thread_that_waits() -> None:
     class Breaks(InProcessEngine):
         def open(self, request: Request):  # type: ignore[no-untyped-def]

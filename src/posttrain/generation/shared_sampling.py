@@ -7,6 +7,7 @@
 To each thread it looks like an engine of its own, whose other completions change nothing.
 """
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -133,6 +134,8 @@ class SharedEngine(EngineInTurns):
 
     def __init__(self, engine: Engine, turns: Turns) -> None:
         super().__init__(engine, turns)
+        self.patience_seconds = math.inf
+        """For a thread that waits while the trainer has its turn; the sampler's thread has the engine's patience."""
         self.busy_seconds = 0.0
         """How long the engine has sampled."""
         self.changed = threading.Condition()
@@ -200,7 +203,11 @@ class SharedEngine(EngineInTurns):
             self.end(failed.error)
 
     def _sample_all(self) -> None:
-        """Sample while anything is open, a token at a time."""
+        """Sample while anything is open, a token at a time.
+
+        Raises RunError where nothing is done for as long as the engine's patience, without the trainer's turns.
+        """
+        waited = 0.0
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self._open or self.ended)
@@ -209,7 +216,12 @@ class SharedEngine(EngineInTurns):
             with self.turns.sampler():
                 began = time.perf_counter()
                 done = self._take()
-                self.busy_seconds += time.perf_counter() - began
+                seconds = time.perf_counter() - began
+            self.busy_seconds += seconds
+            waited = 0.0 if done else waited + seconds
+            if waited > self.engine.patience_seconds:
+                timeout = SamplingTimeout(type(self.engine).__name__, self.engine.patience_seconds, len(self._open))
+                raise RunError(str(timeout))  # a view may wait on after a SamplingTimeout, and this one is final
             if done:
                 self._hand_out(done)
 

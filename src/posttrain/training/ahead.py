@@ -133,7 +133,9 @@ class CollectorAhead(Collector):
 
     def collect(self, step: int, journal: Journal, clock: Clock) -> CollectedStep:
         """The step, when it is done; later ones go on.  Scores are in the journal before they are used here."""
-        self._next = max(self._next, step)
+        with self._changed:
+            self._next = max(self._next, step)
+            self._changed.notify_all()
         for begun in range(max(self._oldest, default=step - 1) + 1, min(step + self.staleness, self.last) + 1):
             self._oldest[begun] = self.engine.weights_version
             self._todo.put(begun)
@@ -213,5 +215,5 @@ class CollectorAhead(Collector):
                 apart.collected = self.apart.collect(step, apart.journal, Clock())
             with self._changed:
                 self._done[step] = apart
-                self._next = step + 1 if apart.error is None else self._next
+                self._next = max(self._next, step + 1) if apart.error is None else self._next
                 self._changed.notify_all()

@@ -37,23 +37,24 @@ def collecting(session: Session) -> AbstractContextManager[object]:
 
 
 def reads_behaviour(algorithm: Algorithm) -> bool:
-    """Whether the loss changes with log μ, tried on the tokens of two completions."""
+    """Whether the loss changes with log μ, tried on the tokens of two completions at the start of an update."""
     generator = torch.Generator().manual_seed(0)
 
     def column() -> Float64[Tensor, " token"]:
         return torch.rand(6, generator=generator, dtype=torch.float64) - 1.5
 
-    known = {name: column() for name in NEED_OF}
+    logprobs = column()
+    known = {**{name: column() for name in NEED_OF}, "proximal_logprobs": logprobs}
     columns = TokenColumns(
         advantages=torch.tensor([1.0, 1, 1, -1, -1, -1], dtype=torch.float64),
         weights=torch.full((6,), 1 / 6, dtype=torch.float64),
         behaviour_logprobs=column(),
         known={**known, "returns": column()},
     )
-    view = TokenView(logprobs=column(), rollout=torch.tensor([0, 0, 0, 1, 1, 1]), columns=columns, known=known)
-    # Close to log π, where no clip acts; both are far from what other columns hold.
+    view = TokenView(logprobs=logprobs, rollout=torch.tensor([0, 0, 0, 1, 1, 1]), columns=columns, known=known)
+    # Near log π no clip acts and no mask; far from it every mask does, and a clip of one sign.
     losses = [
         algorithm.loss(replace(view, columns=replace(columns, behaviour_logprobs=view.logprobs + shift)))
-        for shift in (1e-4, -1e-4)
+        for shift in (0, 1e-4, 9, -9)
     ]
-    return not torch.equal(*losses)
+    return not all(torch.equal(losses[0], each) for each in losses[1:])
