@@ -125,6 +125,25 @@ def test_what_cannot_be_replayed_says_why(model: Path, tmp_path: Path) -> None:
         replayed(config, [dice])
 
 
+@pytest.mark.parametrize(
+    "column", ["step", "advantage", "sampled", "weights_version", "score/even_tokens", "turn_calls"]
+)
+def test_a_file_that_lacks_a_column_is_refused_with_its_name(tmp_path: Path, column: str) -> None:
+    stages = stages_with()
+    collected = stages.collected()
+    file = tmp_path / "step.parquet"
+    file.write_bytes(parquet_bytes(4, collected.groups, collected.grades, torch.zeros_like(collected.grades.rewards)))
+    whole = pq.read_table(file)
+    for name in ("turn_ends", "turn_given", "turn_rewards", "failure", "turn_calls"):
+        whole = whole.append_column(name, pa.nulls(len(whole), pa.string()))
+    pq.write_table(whole, file)
+    assert read_step(file).step == 4
+    pq.write_table(whole.drop_columns([column]), file)
+    error = UserError if column == "sampled" else RunError
+    with refused(str(file), "lacks" if column == "sampled" else f"the column `{column}` is missing", error=error):
+        read_step(file)
+
+
 def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
     """In float64 too, where float32 would round log-probs, and with scores that are missing or beyond their bounds."""
     stages = stages_with()

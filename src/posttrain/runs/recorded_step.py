@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posttrain.errors import RunError, UserError
 from posttrain.records import Grades, Group, Marks
-from posttrain.runs.rollout_file import SAMPLED, SUMS, group_of
+from posttrain.runs.rollout_file import NEEDED, SAMPLED, SUMS, TURNS, VERSION, group_of
 from posttrain.runs.run_folder import rollout_step
 
 Rows = Sequence[dict[str, Any]]
@@ -57,11 +57,13 @@ def read_step(file: Path) -> RecordedStep:
         raise UserError(
             f"{file}: lacks the weights of rewards, which this version writes.  Replay a run of this version."
         )
+    sums = json.loads(said)
+    require_columns(file, table.column_names, sums)
     by_draw: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         by_draw.setdefault(row["draw"], []).append(row)
     taken = {draw: any(row["advantage"] is not None for row in of_draw) for draw, of_draw in by_draw.items()}
-    sums, parts = json.loads(said), list[RecordedGroups | None]()
+    parts = list[RecordedGroups | None]()
     for wanted in (True, False):
         of_draws = [of_draw for draw, of_draw in by_draw.items() if taken[draw] is wanted]
         groups = [group_of(each[0]["draw"], each) for each in of_draws]
@@ -69,6 +71,14 @@ def read_step(file: Path) -> RecordedStep:
     if parts[0] is None:
         raise RunError(f"{file}: damaged: no completion of it was trained on.  Restore the file.")
     return RecordedStep(step=rows[0]["step"], trained=parts[0], replaced=parts[1])
+
+
+def require_columns(file: Path, columns: Collection[str], sums: Mapping[str, Any]) -> None:
+    """Raises RunError for a file without a column that every step of its kind has."""
+    needed = ["step", *NEEDED, SAMPLED, VERSION, "advantage", *(f"score/{name}" for name in sums["weights"])]
+    needed += TURNS if any(name in columns for name in TURNS) else ()
+    if missing := next((name for name in needed if name not in columns), None):
+        raise RunError(f"{file}: damaged: the column `{missing}` is missing.  Restore the file.")
 
 
 def grades_of(of_draws: Sequence[Rows], sums: Mapping[str, Any]) -> Grades:
