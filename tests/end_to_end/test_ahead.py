@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 import posttrain
-from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Sampling, SamplingTimeout
 from posttrain.generation.http import probe
@@ -22,21 +20,14 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Continuation, Request, Sampled
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
-from posttrain.options.rollout import RolloutOptions
-from posttrain.runs.progress import Clock
-from posttrain.training.ahead import CollectedApart, CollectorAhead
-from posttrain.training.collector import Collector, no_journal
 from posttrain.training.run_replay import replay
 from posttrain.training.session import CallerObjects
-from posttrain.training.staleness import reads_behaviour
 from tests.support.accidents import Accident
 from tests.support.dice import dice
 from tests.support.http_engines import ready
 from tests.support.own_objects import ROWS, config_for, policy_of
 from tests.support.refusals import mentions, refused
 from tests.support.runs import command, metrics_of, records, rollout_rows, start, start_program, tiny_recipe
-from tests.support.stages import stages_with
-from tests.support.tiny import tiny_policy
 
 STEPS = 6
 
@@ -234,41 +225,6 @@ def test_servers_sample_ahead_and_new_weights_reach_them_in_time(
     assert set(require_bound(tmp_path, 2)) > {0}
     caller = CallerObjects(policy=policy_of(model), rewards=[dice], rows=ROWS, held_out_rows=ROWS[:2])
     assert replay(config, caller).equal
-
-
-def test_a_reward_that_waits_for_its_step_is_called_as_soon_as_the_step_is_asked_for() -> None:
-    made = stages_with().collector
-    settings = replace(made.settings, rollout=RolloutOptions(max_staleness=1), num_steps=6)
-    ahead = CollectorAhead(Collector(made.task, Elsewhere(tiny_policy(), 0), made.rewards, settings))
-    called = threading.Event()
-
-    def call() -> None:
-        with ahead.one_at_a_time(4):
-            called.set()
-
-    threading.Thread(target=call, daemon=True).start()
-    assert not called.wait(0.1)
-    with CollectedApart() as apart:
-        raise RunError("enough")
-    ahead._done[4] = apart
-    with refused("enough", error=RunError):
-        ahead.collect(4, no_journal, Clock())
-    assert called.wait(5)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "reads"),
-    [
-        ({"name": "grpo"}, True),
-        ({"name": "grpo", "correction": {"level": None, "mask_low": 0.5, "mask_high": 2}}, True),
-        ({"name": "grpo", "correction": {"level": "token", "mask_level": "token", "mask_low": 0.5}}, True),
-        ({"name": "grpo", "ratio_to": "reference", "correction": {"level": None, "mask_high": 2}}, True),
-        ({"name": "grpo", "ratio_to": "reference"}, False),
-        ({"name": "distill", "teacher": {"model": "some/model"}}, False),
-    ],
-)
-def test_the_loss_is_tried_for_what_it_reads(algorithm: Mapping[str, Any], reads: bool) -> None:
-    assert reads_behaviour(build_algorithm(algorithm)) is reads
 
 
 def test_steps_in_order_load_nothing_of_this(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ class RunEnvironment:
 
     workers: "ReplyWorkers | None" = None
     """None where completions have one turn."""
+    replies: bool = False
+    """Whether anything replies, at work or not."""
     rewards: bool = False
     """Whether replies may have a reward: those of tools have none."""
 
@@ -91,6 +93,10 @@ class RepliesOfRun:
         self.renderer = renderer_of(policy, template_options, in_chat)
         """Describes the tools in every conversation."""
 
+    def unopened(self) -> RunEnvironment:
+        """For a run whose replies are known: it knows of them, and nothing is started."""
+        return RunEnvironment(replies=self.toolbox is not None, rewards=self.toolbox is not None and not self.toolbox)
+
     def open(self, prompts: Callable[[], Sequence[Prompt]]) -> RunEnvironment:
         """Start the threads that reply, to prompts such as these."""
         if self.toolbox is None:
@@ -113,4 +119,5 @@ class RepliesOfRun:
         assert environments is not None, "something replies"
         if by_methods is not None:
             environments = by_methods.environments(environments, self.example)
-        return RunEnvironment(self.opened.enter_context(ReplyWorkers(environments)), rewards=not self.toolbox)
+        workers = self.opened.enter_context(ReplyWorkers(environments))
+        return RunEnvironment(workers, replies=True, rewards=not self.toolbox)

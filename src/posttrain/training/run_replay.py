@@ -63,7 +63,7 @@ def recorded(session: Session, step: int, file: Path) -> CollectedStep:
         raise RunError(f"{file}: holds step {found.step}, where step {step} is expected.  Restore the file.")
     draws = [group.draw for part in (found.trained, found.replaced) if part for group in part.groups]
     prompts = training_prompts(session.task, step, range(max(draws) + 1))
-    may_add = session.environment.workers is not None
+    may_add = session.environment.replies
 
     def prompted(group: Group) -> Group:
         """With all that the task knows of the prompt, which a teacher and spans of the prefill need."""
@@ -100,8 +100,9 @@ def replay(
 ) -> Replayed:
     """Train a run's weights again from the rollouts in `config.run.folder`, and compare them with every checkpoint.
 
-    Nothing in the folder is changed.  Objects that the run was started with in Python are given again.  `show` receives
-    a line for each checkpoint.  Raises UserError where there is nothing to replay.
+    Nothing in the folder is changed, and neither servers nor environments are needed.  Objects that the run
+    was started with in Python are given again.  `show` receives a line for each checkpoint.  Raises UserError where
+    there is nothing to replay.
     """
     require_training_by_reward(config)
     folder = Path(config.run.folder)
@@ -111,7 +112,7 @@ def replay(
         raise UserError(f"{folder}: its folder `rollouts` lacks steps up to a checkpoint.  Replay a whole run.")
     require_one_rank(folder, [path for step, path in saved.items() if step <= last])
     differences: dict[int, Sequence[str]] = {}
-    with open_session(config, caller) as session:
+    with open_session(config, caller, samples=False) as session:
         learner, clock = session.learner, Clock()
         kept = {step: checkpoint.load_step(folder / "checkpoints", step) for step in saved if step <= last}
         for note in checkpoint.restore_threads(kept[last], session.threads):

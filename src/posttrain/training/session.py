@@ -27,6 +27,7 @@ from posttrain.generation.engine import (
     require_engine,
     require_room_for,
 )
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import engine_in_parity
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.loading.new_model import policy_of_run
@@ -243,9 +244,17 @@ class Session:
 
 
 def open_session(
-    config: Config, caller: CallerObjects = NO_CALLER, *, inference: bool = False, ranks: RankGroup = ONE_RANK
+    config: Config,
+    caller: CallerObjects = NO_CALLER,
+    *,
+    inference: bool = False,
+    samples: bool = True,
+    ranks: RankGroup = ONE_RANK,
 ) -> Session:
-    """Load the model and make everything else that the caller does not bring; `inference` trains nothing."""
+    """Load the model and make everything else that the caller does not bring; `inference` trains nothing.
+
+    With `samples` false its rollouts are known: no server is connected to, and no environment is made.
+    """
     require_training_by_reward(config)
     config = resolved_config(config, adapter=None if caller.policy is None else trains_adapter(caller.policy.model))
     behaviours = BehaviourReader(chosen_rows(config.behaviours))
@@ -263,11 +272,11 @@ def open_session(
             held_out_rows=caller.held_out_rows,
             context=policy.max_positions,
         )
-        environment = answers.open(lambda: longest_prompts(task))
+        environment = answers.open(lambda: longest_prompts(task)) if samples else answers.unopened()
         longest = config.rollout.max_completion_tokens + longest_of(task)
-        longest = longest if environment.workers is None else policy.max_positions  # replies are of any length
+        longest = longest if answers.toolbox is None else policy.max_positions  # replies are of any length
         with ranks.leading("open", longest):
-            engine, policy = engine_of(config, caller, policy, longest)
+            engine, policy = engine_of(config, caller, policy, longest, samples=samples)
             replies.callback(close_engine, None if caller.engine else engine)
             algorithm = caller.algorithm or build_algorithm(config.algorithm)
             learner = learner_of(config, caller, policy, algorithm)
@@ -350,13 +359,18 @@ def replies_of(config: Config, caller: CallerObjects, policy: Policy, opened: Ex
     return RepliesOfRun(policy, settings, config.model.template_options, opened)
 
 
-def engine_of(config: Config, caller: CallerObjects, policy: Policy, longest: int) -> tuple[Engine, Policy]:
+def engine_of(
+    config: Config, caller: CallerObjects, policy: Policy, longest: int, *, samples: bool = True
+) -> tuple[Engine, Policy]:
     """The engine that samples: the caller's, the recipe's or ours; and the policy that agrees with it.
 
-    `longest` is the most tokens of a prompt with its completion.  With several ranks each samples a share.
+    `longest` is the most tokens of a prompt with its completion.  With several ranks each samples a share.  Where
+    nothing is sampled, ours stands in for an engine elsewhere, and the policy is the same as with that engine.
     """
     if caller.engine is not None:
         return require_engine(caller.engine), policy
+    if not samples and isinstance(config.engine, Mapping | HttpOptions):
+        return InProcessEngine(policy), policy
     if isinstance(config.engine, Mapping):
         return own_engine(config.engine, policy), policy
     if isinstance(config.engine, HttpOptions):
