@@ -243,6 +243,25 @@ def test_only_sampling_keeps_keys_and_values_and_captured_steps_keep_them_always
     assert set(MemoryPlan(QWEN, MemorySetup(samples=False)).parts["sampling"].values()) == {0}
 
 
+def test_steps_ahead_keep_their_rows_caches_and_copies_during_updates_and_evaluations() -> None:
+    """One step has 64 rows of 64 tokens; with 2 ahead there are 192, and an evaluation has the 200 of max_rows."""
+    one = MemorySetup(prompts_per_step=8, group_size=8, max_rows=200, prompt_tokens=24, completion_tokens=40)
+    ahead = replace(one, steps_ahead=2)
+    in_order, meanwhile = MemoryPlan(QWEN, one), MemoryPlan(QWEN, ahead)
+    token = 2 * 24 * 128 * 4
+    assert in_order.parts["sampling"]["key_value_cache"] == 64 * 64 * token
+    assert meanwhile.parts["always"]["key_value_cache"] == 192 * 64 * token
+    assert meanwhile.parts["always"]["copies"] == in_order.parts["sampling"]["copies"] > 0
+    assert meanwhile.parts["sampling"]["evaluation_cache"] == in_order.parts["sampling"]["evaluation_cache"] == 0
+    evaluated = MemoryPlan(QWEN, replace(ahead, evaluates_amid=True))
+    assert evaluated.parts["sampling"]["evaluation_cache"] == 200 * 64 * token
+    held = meanwhile.parts["always"]["key_value_cache"] + meanwhile.parts["always"]["copies"]
+    assert meanwhile.phases["updating"] == in_order.phases["updating"] + held
+    assert (
+        MemoryPlan(QWEN, replace(ahead, samples=False)).phases == MemoryPlan(QWEN, replace(one, samples=False)).phases
+    )
+
+
 CHANGES: dict[str, Callable[[MemorySetup], MemorySetup]] = {
     "tokens_per_microbatch": lambda setup: replace(setup, tokens_per_microbatch=2048),
     "max_rows": lambda setup: replace(setup, max_rows=16),

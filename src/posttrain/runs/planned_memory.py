@@ -114,6 +114,8 @@ def rl_setup(
         prompts_per_step=rollout.prompts_per_step,
         group_size=rollout.group_size,
         max_rows=rollout.max_rows,
+        steps_ahead=rollout.max_staleness,
+        evaluates_amid=config.evaluation.every_steps > 0,
         tokens_per_microbatch=config.update.tokens_per_microbatch,
     )
 

@@ -59,6 +59,10 @@ class MemorySetup:
     prompts_per_step: int = 32
     group_size: int = 8
     max_rows: int = 256
+    steps_ahead: int = 0
+    """Steps that are collected while another is trained on: what samples them is held during updates too."""
+    evaluates_amid: bool = False
+    """Whether there are evaluations while such steps are under way."""
     tokens_per_microbatch: int = 16384
     ranks: int = 1
     """Processes that share the run; the plan is of one of them."""
@@ -66,7 +70,8 @@ class MemorySetup:
     @property
     def num_rows(self) -> int:
         """Completions that are decoded together."""
-        return min(self.max_rows, -(-self.prompts_per_step * self.group_size // self.ranks))
+        completions = (1 + self.steps_ahead) * self.prompts_per_step * self.group_size
+        return min(self.max_rows, -(-completions // self.ranks))
 
     @property
     def row_tokens(self) -> int:
@@ -221,6 +226,13 @@ def key_value_cache(shape: ModelShape, setup: MemorySetup) -> int:
     return token * setup.num_rows * setup.in_blocks(setup.row_tokens)
 
 
+def evaluation_cache(shape: ModelShape, setup: MemorySetup) -> int:
+    """The cache of an evaluation amid steps under way, which keep theirs: 2 L k c · max_rows · (P + T)."""
+    if not (setup.steps_ahead and setup.evaluates_amid):
+        return 0
+    return 2 * shape.layers * shape.kv_width * setup.compute_bytes * setup.max_rows * setup.in_blocks(setup.row_tokens)
+
+
 def cache_growth(shape: ModelShape, setup: MemorySetup) -> int:
     """What is held in addition to the full cache while it grows, or while rows begin, whichever is more.
 
@@ -238,8 +250,8 @@ def cache_growth(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def returned_cache(shape: ModelShape, setup: MemorySetup) -> int:
-    """The cache, if its layers are so large that malloc returns them to the system when they are freed."""
-    cache = key_value_cache(shape, setup)
+    """The cache that is freed, if its layers are so large that malloc returns them to the system then."""
+    cache = evaluation_cache(shape, setup) if setup.steps_ahead else key_value_cache(shape, setup)
     return cache if cache > shape.layers * MALLOC_KEEPS else 0
 
 

@@ -35,8 +35,9 @@ class MemoryPlan:
     def parts(self) -> dict[str, dict[str, int]]:
         """Names and bytes, by the phase in which a part is held."""
         made: dict[str, dict[str, int]] = {"loading": {}, "always": {}, "sampling": {}, "updating": {}}
+        captured = self.setup.on_cuda and self.setup.shared_prompt
         for part in plan_parts.PARTS:
-            stays = part.captured and self.setup.on_cuda and self.setup.shared_prompt
+            stays = part.stays and (captured or self.setup.steps_ahead > 0)
             unused = part.phase == "sampling" and not self.setup.samples
             size = 0 if unused else part.held(self.shape, self.setup)
             made["always" if stays else part.phase][part.name] = size

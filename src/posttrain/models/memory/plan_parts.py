@@ -10,6 +10,7 @@ from posttrain.models.memory.memory_parts import (
     bytes_while_loading,
     cache_growth,
     critic_bytes,
+    evaluation_cache,
     gradients,
     key_value_cache,
     optimizer,
@@ -64,8 +65,8 @@ class PlanPart:
     phase: Literal["loading", "always", "sampling", "updating"]
     """When it is held; parts of sampling and of updating are never held at the same time."""
     bytes: Callable[[ModelShape, MemorySetup], int]
-    captured: bool = False
-    """Whether captured steps on a GPU keep it at one address, and so always."""
+    stays: bool = False
+    """Whether it is held always by captured steps on a GPU, at one address, and by steps that are collected ahead."""
     split: bool = False
     """Whether each of several ranks has a part of it."""
 
@@ -85,10 +86,11 @@ PARTS = (
     PlanPart("reward_models", "reward models", "always", lambda shape, setup: setup.reward_models),
     PlanPart("teacher", "teacher", "always", lambda shape, setup: setup.teacher, split=True),
     PlanPart("gathered", "whole weights", "sampling", gathered_to_sample),
-    PlanPart("key_value_cache", "K/V cache", "sampling", key_value_cache, captured=True),
+    PlanPart("key_value_cache", "K/V cache", "sampling", key_value_cache, stays=True),
+    PlanPart("evaluation_cache", "K/V cache of an evaluation", "sampling", evaluation_cache),
     PlanPart("cache_growth", "K/V cache growing", "sampling", cache_growth),
     PlanPart("logits", "logits", "sampling", sampled_logits),
-    PlanPart("copies", "matrix copies", "sampling", sampler_copies, captured=True),
+    PlanPart("copies", "matrix copies", "sampling", sampler_copies, stays=True),
     PlanPart("gradients", "gradients", "updating", gradients, split=True),
     PlanPart("gathered", "whole weights", "updating", gathered_to_update),
     PlanPart("copied", "copies for a checkpoint", "updating", copied_to_save, split=True),
