@@ -12,10 +12,13 @@ import posttrain
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import RunError
 from posttrain.generation.http import probe
+from posttrain.models.loading.saving import ExportedWeights
 from posttrain.options.rollout import RolloutOptions
+from posttrain.runs.alarms import GAP, GAP_LIMIT
 from posttrain.runs.progress import Clock
 from posttrain.training.ahead import CollectedApart, CollectorAhead
 from posttrain.training.collector import Collector, no_journal
+from posttrain.training.metrics import FIRST_ALONE as GAP_MEAN
 from posttrain.training.run_replay import replay
 from posttrain.training.session import CallerObjects
 from posttrain.training.staleness import reads_behaviour
@@ -24,6 +27,7 @@ from tests.support.dice import dice
 from tests.support.http_engines import servers
 from tests.support.own_objects import ROWS, policy_of
 from tests.support.refusals import refused
+from tests.support.runs import metrics_of
 from tests.support.stages import stages_with
 from tests.support.tiny import tiny_policy
 
@@ -87,3 +91,25 @@ def test_a_replay_needs_neither_the_servers_nor_the_environment_of_the_run(
     (tmp_path / "again.py").unlink()
     caller = CallerObjects(policy=policy_of(model), rewards=[dice], rows=ROWS)
     assert replay(config, caller).equal
+
+
+class KeepsItsWeights(Elsewhere):
+    """An engine that states the new version and samples from the first weights."""
+
+    def load(self, weights: ExportedWeights, version: int) -> None:
+        self.inner.load(weights, version)
+
+
+def test_sampler_and_trainer_are_compared_at_every_step_even_where_all_its_tokens_are_old(
+    model: Path, tmp_path: Path
+) -> None:
+    config = ahead_config(model, tmp_path / "sound", 2)
+    posttrain.train(config, policy=policy_of(model), rewards=[dice], rows=ROWS)
+    lines = metrics_of(tmp_path / "sound")[1:]
+    assert any(line.get("staleness/mean", 0) >= 1 for line in lines), "all tokens of a step are old"
+    assert all(0 < line[GAP] < line[GAP_LIMIT] for line in lines)
+    assert all(line[GAP_MEAN] <= line[GAP] for line in lines)
+    config, policy = ahead_config(model, tmp_path / "unsound", 2), policy_of(model)
+    engine = KeepsItsWeights(policy_of(model), 0)
+    with refused("sampler and trainer", "for 3 steps", error=RunError):
+        posttrain.train(config, policy=policy, engine=engine, rewards=[dice], rows=ROWS)

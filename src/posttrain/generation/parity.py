@@ -7,7 +7,7 @@ sampled, one by one and together, and compared with the model's own forward pass
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -23,7 +23,7 @@ from posttrain.models.forward import Completions, PlainForward
 from posttrain.models.model_outputs import cache_refusal
 from posttrain.models.policy import Policy
 from posttrain.options.rollout import SamplingParams
-from posttrain.records import Prompt
+from posttrain.records import Group, Prompt
 
 Tokens = tuple[int, ...]
 
@@ -37,6 +37,12 @@ mixtures the limit holds for this share of all tokens: in correct models .975 we
 SHORT_PROMPTS = (1, 13)
 """Tokens of the prompts that are tried, besides one as long as the run can reach."""
 COMPLETION_TOKENS, GROUP_SIZE = 4, 2
+PROBE = GroupRequest(
+    group_size=GROUP_SIZE,
+    max_completion_tokens=COMPLETION_TOKENS,
+    sampling=SamplingParams(),
+    key=StreamKey(seed=0, purpose="parity", step=0),
+)
 USUAL_TOKENS, BEYOND_TOKENS = 512, 64
 """Of the longest sequence that is tried where nothing changes with the length, and beyond a length where it does."""
 
@@ -58,7 +64,8 @@ def most_of(gaps: Tensor) -> float:
 def gap_metrics(policy: Policy, engine: Engine, gaps: Tensor, undropped: Tensor | None) -> dict[str, float]:
     """Metrics of a step's gaps between sampler and trainer, and their limit: the engine's `logprob_gap`, or the usual.
 
-    `gaps` are those of the first update, with dropout where there is some; `undropped` then replaces them.
+    `gaps` are those of the first update, with dropout where there is some; `undropped` then replaces them, and so do
+    those of probes where all tokens of the update are old.
     """
     limit = engine.logprob_gap
     if limit is None:
@@ -131,14 +138,8 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
     """
     policy = engine.policy
     prompts = list(probe_prompts(policy, longest))
-    request = GroupRequest(
-        group_size=GROUP_SIZE,
-        max_completion_tokens=COMPLETION_TOKENS,
-        sampling=SamplingParams(),
-        key=StreamKey(seed=0, purpose="parity", step=0),
-    )
-    one = [replace(request, group_size=1, first_draw=draw) for draw in range(len(prompts))]
-    together = sample_groups(engine, prompts, request)
+    one = [replace(PROBE, group_size=1, first_draw=draw) for draw in range(len(prompts))]
+    together = sample_groups(engine, prompts, PROBE)
     alone = [sample_groups(engine, [prompt], one[draw])[0] for draw, prompt in enumerate(prompts)]
     plain = replace(policy, forward=PlainForward(policy.model, policy.compute_dtype))
 
@@ -149,16 +150,32 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
 
     gaps = []
     for groups in (together, alone):
-        prompts_read = [group.prompt.tokens for group in groups]
-        place = [place for place, group in enumerate(groups) for _ in group.rollouts]
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
-        tokens = [rollout.tokens for rollout in rollouts]
-        sampled = torch.tensor([value for rollout in rollouts for value in rollout.logprobs], dtype=torch.float64)
+        read, sampled = as_completions(groups), sampled_logprobs(groups)
         with torch.inference_mode():
-            trained = policy.completion_logprobs(Completions(prompts_read, tokens, place)).double().cpu()
-        truth = torch.cat([by_itself(prompts_read[i], each) for i, each in zip(place, tokens, strict=True)])
+            trained = policy.completion_logprobs(read).double().cpu()
+        rows = zip(read.prompt_of, read.completions, strict=True)
+        truth = torch.cat([by_itself(read.prompts[i], each) for i, each in rows])
         gaps += [(each - truth).abs().nan_to_num(nan=torch.inf) for each in (sampled, trained)]
     return max(most_of(each) if is_rounded_mixture(policy) else each.max().item() for each in gaps)
+
+
+def probed_gaps(policy: Policy, engine: Engine, longest: int) -> Tensor:
+    """|log π - log μ| of tokens that the engine samples now behind fixed prompts; for steps of old tokens only."""
+    groups = sample_groups(engine, list(probe_prompts(policy, tried_length(policy, longest))), PROBE)
+    with torch.inference_mode():
+        trained = policy.completion_logprobs(as_completions(groups)).double().cpu()
+    return (sampled_logprobs(groups) - trained).abs().nan_to_num(nan=torch.inf)
+
+
+def as_completions(groups: Sequence[Group]) -> Completions:
+    tokens = [rollout.tokens for group in groups for rollout in group.rollouts]
+    place = [place for place, group in enumerate(groups) for _ in group.rollouts]
+    return Completions([group.prompt.tokens for group in groups], tokens, place)
+
+
+def sampled_logprobs(groups: Sequence[Group]) -> Tensor:
+    values = [value for group in groups for rollout in group.rollouts for value in rollout.logprobs]
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def probe_prompts(policy: Policy, longest: int) -> Iterator[Prompt]:

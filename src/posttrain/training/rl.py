@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+import torch
 from torch import Tensor
 
 from posttrain.algorithms.algorithm import Algorithm
@@ -12,7 +13,7 @@ from posttrain.config import Config
 from posttrain.environments.protocol import Own
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
-from posttrain.generation.parity import gap_metrics
+from posttrain.generation.parity import gap_metrics, probed_gaps
 from posttrain.models.policy import Policy
 from posttrain.ranks.joining import joined
 from posttrain.runs.folder import WEIGHTS, interrupted_lines, saved_recipe, shared_recipe
@@ -207,10 +208,23 @@ def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -
         batches = learner.batches(credited, harness.clock)  # token weights, fixed on each whole update
         updates = learner.learn(batches, step, harness.clock)  # losses, updates
         session.load_weights()
+        gaps = probed_where_all_is_old(session, updates, gaps)
         count_step(state, collected, updates, learner.num_updates)
         evaluation = evaluate_when_due(session, harness)
         yield harness.record(step_report(session, credited, updates, evaluation, gaps))
         first = None
+
+
+def probed_where_all_is_old(session: Session, updates: Sequence[UpdateReport], gaps: Tensor | None) -> Tensor | None:
+    """A step's gaps; where older weights sampled all its tokens, those of fixed prompts by the weights of now.
+
+    The ranks of a run share the trainer's passes, so there only the probe of its servers looks.
+    """
+    is_old = bool(updates) and not len(updates[0].gaps) and session.config.rollout.max_staleness > 0
+    if not is_old or session.policy.ranks.size > 1:
+        return gaps
+    longest = session.longest_prompt_tokens + session.config.rollout.max_completion_tokens
+    return probed_gaps(session.policy, session.engine, min(longest, session.engine.max_positions))
 
 
 def step_report(
@@ -220,11 +234,12 @@ def step_report(
     evaluation: Mapping[str, float],
     undropped: Tensor | None = None,
 ) -> StepReport:
-    """A step's report for watchers; `undropped` are its gaps without dropout, if updates use it."""
+    """A step's report for watchers; `undropped` are its gaps without dropout, if updates use it, or those of probes."""
     collected = credited.collected
     limited = session.algorithm.largest_epoch_kl is not None
-    first = updates[0].gaps if updates else ()
-    gaps = gap_metrics(session.policy, session.engine, updates[0].gaps, undropped) if len(first) else {}
+    first = updates[0].gaps if updates else torch.zeros(0)
+    known = len(first if undropped is None else undropped) > 0
+    gaps = gap_metrics(session.policy, session.engine, first, undropped) if known else {}
     metrics = {
         **step_metrics(collected.groups, collected.grades, credited.groups.informed),
         **session.behaviours.metrics(collected.groups),

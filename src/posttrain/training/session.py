@@ -282,15 +282,7 @@ def open_session(
             learner = learner_of(config, caller, policy, algorithm)
         rewards = rewards_of(config, caller.functions, task, policy, replies_pay=environment.rewards)
         resources = opened.enter_context(Resources(config.sandbox))
-        collecting = CollectorSettings(
-            rollout=config.rollout,
-            grading=config.grading,
-            seed=config.run.seed,
-            resample=algorithm.resample,
-            informative=algorithm.informative,
-            num_steps=config.run.num_steps,
-            num_rows=task.num_rows,
-        )
+        collecting = collector_settings(config, algorithm, task)
         session = Session(
             config=config,
             caller=caller,
@@ -311,6 +303,18 @@ def open_session(
         )
         opened.pop_all()  # the session closes them
         return session
+
+
+def collector_settings(config: Config, algorithm: Algorithm, task: Task) -> CollectorSettings:
+    return CollectorSettings(
+        rollout=config.rollout,
+        grading=config.grading,
+        seed=config.run.seed,
+        resample=algorithm.resample,
+        informative=algorithm.informative,
+        num_steps=config.run.num_steps,
+        num_rows=task.num_rows,
+    )
 
 
 def require_training_by_reward(config: object) -> None:
