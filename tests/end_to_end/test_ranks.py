@@ -241,6 +241,35 @@ def test_a_run_killed_before_its_first_step_is_restarted_by_torchrun(folder: Pat
     assert "No checkpoint yet: the run starts again." in ended.stdout
 
 
+REVERSED = """
+import os, sys
+os.environ.update({environment!r})
+from posttrain.training.learner import Learner
+
+batches = Learner.batches
+Learner.batches = lambda *given: batches(*given)[::-1]
+from posttrain.cli import main
+sys.exit(main(["rl", {recipe!r}]))
+"""
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["updates", "the critic's first updates"])
+def test_ranks_with_other_batches_are_refused(folder: Path, of_two: Path, tmp_path: Path, warm: bool) -> None:
+    ppo = {"name": "ppo", "critic": {"warm_start": str(of_two / "rollouts")}}
+    sections = {"update": {"minibatches_per_epoch": 2}, "algorithm": ppo if warm else {"name": "grpo"}}
+    recipe = tiny_recipe(tmp_path / "run", model={"path": str(folder / "model")}, **sections)
+    first, second = environments(2)
+    (logs := tmp_path / "second").mkdir()
+    started = [
+        start("rl", recipe, folder=tmp_path, environment=first),
+        start_program(REVERSED.format(environment=second, recipe=str(recipe)), folder=tmp_path, logs=logs),
+    ]
+    ended = ended_ranks(started)
+    assert ("step 1: " in ended[0].err) == (not warm)
+    assert "the batches of rank 1 differ" in ended[0].err
+    assert [each.code for each in ended] == [1, 1]
+
+
 BROKEN = """
 import os, sys
 os.environ.update({environment!r})
