@@ -289,6 +289,7 @@ def test_a_first_adapter_that_is_refused_while_completions_are_under_way_changes
         assert sampler.num_open
         assert server.post(wire.UPDATE, adapter_update(server))[0] == 200
         assert server.post(wire.FINISH, wire.FinishRequest(weight_version="1"))[0] == 409
+        assert not lora_layers(server.server.service.policy.model)
         server.post(wire.RESUME)
         assert stays.result() == expected
 
