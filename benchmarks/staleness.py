@@ -62,7 +62,7 @@ def measured(options: argparse.Namespace, staleness: int, correction: bool, seed
         "countdown-tiny",
         algorithm=algorithm,
         task={"held_out_size": options.held_out},
-        rollout={"max_staleness": staleness, "max_rows": 256 * (1 + staleness)},
+        rollout={"max_staleness": staleness, "max_rows": options.rows or 256 * (1 + staleness)},
         evaluation={"every_steps": 0, "samples": options.samples},
         run={
             "folder": str(folder),
@@ -86,6 +86,7 @@ def measured(options: argparse.Namespace, staleness: int, correction: bool, seed
         "steps": options.steps,
         "reward_seconds": options.reward_seconds,
         "at_once": options.at_once,
+        "max_rows": config.rollout.max_rows,
         "steps_per_minute": 60 * (len(begun) - FILLED) / (begun[-1] - begun[FILLED - 1]),
         "cpu_seconds": time.process_time() - began,
         "before": {name: run.summary["before"][name] for name in HELD_OUT},
@@ -116,6 +117,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--reward-seconds", type=float, default=1.0)
     parser.add_argument("--at-once", type=int, default=32)
+    parser.add_argument("--rows", type=int, default=0, help="decoded together; 0 is 256 for each step under way")
     parser.add_argument("--correction", action="store_true", help="each run with K > 0 a second time, corrected")
     options = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
