@@ -146,6 +146,7 @@ def test_the_table_of_alarms_says_the_thresholds_of_the_code() -> None:
             f"below {alarms.LITTLE_EXPLAINED:g}".replace("0.", "."),
         ],
         "no signal": [f"{alarms.WINDOW} steps", f"{100 * alarms.SILENT_GROUPS:g} %"],
+        "effective sample size": ["less than half"],
     }
     assert rows.keys() == says.keys()
     assert STEPS_APART == 3

@@ -249,8 +249,8 @@ def test_what_is_no_yaml_is_told_with_its_flag() -> None:
         assert f"command line: {flag}: '[{{path: a.jsonl' is not YAML" in said
 
 
-OF_TASKS = ("rl", "dpo", "collect", "compare", "eval", "trace", "plan", "config")
-OF_ALGORITHMS = ("rl", "compare", "trace", "plan", "config")
+OF_TASKS = ("rl", "dpo", "collect", "compare", "eval", "trace", "plan", "config", "launch")
+OF_ALGORITHMS = ("rl", "compare", "trace", "plan", "config", "launch")
 TAKEN = {*product(OF_TASKS, ["task.path"]), *product(OF_ALGORITHMS, ["algorithm.path"])}
 FLAGS = ("task.path", "algorithm.path", "judge.path", "world.path", "features.path", "demonstrations.path")
 NAMED = {
