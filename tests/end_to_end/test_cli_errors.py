@@ -259,6 +259,7 @@ NAMED = {
     "compare": ["countdown-tiny"],
     "dpo": ["--dpo.rounds", "2"],
     "phases": ["phases.yaml"],
+    "replay": ["run"],
 }
 """Commands that are about something named by position."""
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from posttrain.commands.arguments import INTERRUPTED, TrustSwitch, split_arguments
-from posttrain.commands.flags import CommandSpec
+from posttrain.commands.flags import CommandSpec, asks_help
 from posttrain.commands.start_ranks import run_ranks, starts_ranks
 from posttrain.config import Config, DpoConfig, IrlConfig, RewardModelConfig, SftConfig, TrainingConfig
 from posttrain.errors import UserError
@@ -145,6 +145,8 @@ def irl(arguments: Sequence[str]) -> int:
 def replay(arguments: Sequence[str]) -> int:
     """Replay a run, and say how its weights compare with the checkpoints."""
     run, given = split_arguments(arguments, PROGRAMS["replay"]).only("RUN")
+    if asks_help(arguments):
+        given.configured(Config, [])  # which shows it
     config, _ = given.resumed(Config, run, may_change=("model.path", "run.threads"))
     from posttrain.training.run_replay import replay as replayed
 
