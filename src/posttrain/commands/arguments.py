@@ -121,11 +121,11 @@ class SplitArguments:
         if self.positional:
             given = " ".join(self.positional)
             raise UserError(f"{COMMAND_LINE}: --resume {folder} uses the recipe of that run; leave out {given}")
-        recipe = self.trust(run_recipe(Path(folder)))
         for flag in given_flags(self.flags):
             if "." in flag.path and not flag.path.startswith(may_change):
                 rule = f"a resumed run keeps its recipe; only {', '.join(may_change)} may change"
                 raise UserError(f"{COMMAND_LINE}: {flag.spelled}: {rule}.  For another recipe start another run.")
+        recipe = self.trust(run_recipe(Path(folder)))
         here = RecipeLayer(where=COMMAND_LINE, sections={"run": {"folder": folder, "overwrite": False}})
         layers, switches = self.with_flags(kind, [recipe, here])
         return build(kind, layers), switches  # whether it is complete depends on what the run was given in Python
