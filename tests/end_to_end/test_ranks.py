@@ -218,13 +218,13 @@ def test_restarted_ranks_resume_from_the_last_checkpoint_and_not_from_the_step_o
 
 RESTARTED = """
 import os, signal, sys
-from posttrain.training.{module} import {name} as Crashing
+from posttrain.runs.progress import Progress
 
 def killed(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    Crashing.{method} = killed
+    Progress.compare_with = killed  # the folder is there, and no step is
 from posttrain.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -232,7 +232,7 @@ sys.exit(main(sys.argv[1:]))
 
 def test_a_run_killed_before_its_first_step_is_restarted_by_torchrun(folder: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(RESTARTED.format(module="fit_session", name="FitSession", method="learn"))
+    program.write_text(RESTARTED)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     few = ["--run.num-steps", "2", "--sft.eval-size", "4", "--run.curves", "false", "--run.threads", "1"]
     argv = [sys.executable, *launch, program, "sft", "--model.path", folder / "model", *few]
