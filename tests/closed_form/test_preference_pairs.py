@@ -19,7 +19,8 @@ from posttrain.options.pairs import PairOptions, RewardTrainingOptions
 from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.preference_set import PreferenceSet, preference_set
 from posttrain.tasks.row_files.rows import BadRows, GivenRows
-from posttrain.training.dpo.dpo_run import pair_tensors, pairs_from, ranked_pairs, sampled_round
+from posttrain.training.dpo.dpo_run import ranked_pairs, sampled_round
+from posttrain.training.dpo.learned_rounds import pair_tensors, pairs_from
 from posttrain.training.pair_updates import pair_microbatches, read_lengths
 from tests.support.conversations import CHATML, OPENING, THOUGHTLESS, WORDY, chat_tokenizer, turns
 from tests.support.dataset_rows import json_lines

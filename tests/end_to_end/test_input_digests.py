@@ -180,6 +180,7 @@ CONFIGS: list[tuple[type[AnyConfig], Mapping[str, object]]] = [
             "algorithm": {"name": "ppo", "kl": {"coefficient": 0.1}, "critic": {"path": "critic", "trunk": "own"}},
             "reference": {"path": "reference"},
             "behaviours": {"file": "more.yaml"},
+            "environment": {"path": "mine.py:Replies"},
         },
     ),
     (Config, {"algorithm": {"name": "distill", "teacher": {"model": "teacher"}}}),
@@ -200,6 +201,7 @@ NAMED = {
     "TeacherOptions.model": "algorithm.teacher.model",
     "ReferenceOptions.path": "reference.path",
     "BehaviourOptions.file": "behaviours.file",
+    "EnvironmentOptions.path": "environment.path",
     "LlmJudgeOptions.principles": "judge.principles",
 }
 WRITTEN = "the run writes it"
@@ -209,6 +211,7 @@ ELSEWHERE = {
     "CollectRunOptions.folder": WRITTEN,
     "RunOptions.folder": WRITTEN,
     "GradingOptions.cache_file": WRITTEN,
+    "HttpOptions.transfer_folder": WRITTEN,
     "UpdateOptions.optimizer_from": STEP_0,
     "CriticOptions.warm_start": STEP_0,
     "FileFeatures.path": NO_RESUME,

@@ -282,7 +282,7 @@ def test_a_served_model_can_be_the_judge() -> None:
     policy = as_policy(new_model(shape, tokenizer, seed=0), tokenizer)
     with served(policy, name="tiny") as server:
         at = Endpoint([])
-        at.url = f"http://127.0.0.1:{server.server_port}/v1"
+        at.url = f"http://127.0.0.1:{server.port}/v1"
         (found,) = judged(at, "It is 7.", model="tiny", tries=2, max_tokens=8)
     assert isinstance(found, ScoringFailure)
     assert "no verdict" in str(found)

@@ -212,7 +212,7 @@ def test_a_plan_says_what_to_change_where_memory_is_short_and_whose_template_is_
     printed = capsys.readouterr().out
     assert "template   the model's own" in printed
     assert "will not fit" not in printed
-    monkeypatch.setattr(report, "machine_memory", lambda *, on_cuda: MachineMemory(1, "RAM"))
+    monkeypatch.setattr(report, "machine_memory", lambda *, on_cuda, ranks: MachineMemory(1, "RAM"))
     show_rl_plan(made, own)
     assert "this run will not fit" in capsys.readouterr().out
 

@@ -41,6 +41,7 @@ ALLOWED: dict[type[CheckedFields], dict[str, tuple[Any, ...]]] = {
         **OF_ALL,
         **dict.fromkeys(("num_generations", "max_completion_length", "num_iterations", "ref_model_sync_steps"), (3,)),
         **dict.fromkeys(("generation_batch_size", "steps_per_generation", "max_prompt_length"), (3, None)),
+        "max_tool_calling_iterations": (0, 3, None),
         "num_generations_eval": (0, 3, None),
         "temperature": ANY,
         "top_p": (0.5, None),
@@ -109,6 +110,7 @@ AS_BY_DEFAULT = {
     "beta": (0,),
     **dict.fromkeys(("generation_batch_size", "steps_per_generation", "max_prompt_length"), (None,)),
     **dict.fromkeys(("top_p", "delta", "epsilon_high"), (None,)),
+    "max_tool_calling_iterations": (0, 3, None),  # read where there are tools: tests/end_to_end/trl/test_tools.py
 }
 
 

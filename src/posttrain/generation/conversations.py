@@ -234,7 +234,7 @@ class Conversations:
         self.sampling.release(conversation.pieces[-1:])
         self.num_open -= 1
         self._close(conversation)
-        if finish is Finish.FAILED:
+        if finish.failed:
             self._failures.append(conversation.failure)
             asked_so_far = (self.request.first_draw + len(self._groups)) * self.request.group_size
             require_few_failures(self.environments, self._failures, asked_so_far)

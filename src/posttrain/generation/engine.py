@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, Self, cast, runtime_checkable
 from posttrain.binding import build_own
 from posttrain.errors import RunError, UserError
 from posttrain.generation.request import Continuation, GroupRequest, Request, Sampled
-from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
+from posttrain.records import Group, Prompt, Rollout, TokenSequence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -295,7 +295,7 @@ def sampled_fault(sampled: Sampled, engine: Engine, oldest: int | None = None) -
         return f"{num_tokens} tokens, where it has 1, the stop token, to limit = {limit}"
     if sampled.finish.has_stop_token != (sampled.tokens[-1] in engine.stop_ids):
         return f"finish = {sampled.finish}, and the last token is {sampled.tokens[-1]}, stop_ids = {engine.stop_ids}"
-    if sampled.ended_by_text and sampled.finish is not Finish.LENGTH:
+    if sampled.ended_by_text and sampled.finish.has_stop_token:
         return f"ended_by_text with finish = {sampled.finish}.  What a stop text ends has finish = length"
     for kind, numbers in (("logprobs", logprobs), ("cut_logprobs", logprobs if cut is None else cut)):
         if len(numbers) != num_tokens:

@@ -14,7 +14,6 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Continuation, Request as SamplingRequest, Sampled, StreamKey
 from posttrain.generation.rl_protocol import GenerateRequest
 from posttrain.options.rollout import SamplingParams
-from posttrain.records import Finish
 from posttrain.server.requests import RefusedRequest, brief
 
 MAX_STOPS = 16
@@ -99,7 +98,7 @@ def choice(index: int, sampled: Sampled, logprobs: int | None, stop_text: str | 
     for version, count in sampled.versions:
         spans.append(rl_protocol.VersionSpan(version=str(version), start=end, end=end + count))
         end += count
-    stopped = sampled.finish is Finish.STOP or stop_text is not None
+    stopped = sampled.finish.has_stop_token or stop_text is not None
     return rl_protocol.Choice(
         index=index,
         token_ids=sampled.tokens,
