@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, process_time
+from typing import Any
 
 sys.path.append(str(Path(__file__).parent / "trl"))
 
@@ -33,7 +34,7 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.models.sharding import own_part
 from posttrain.options.model import ModelOptions
 from posttrain.options.training import UpdateOptions
-from posttrain.ranks.group import ONE_RANK, RankGroup
+from posttrain.ranks.group import ONE_RANK, RankGroup, Result
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
@@ -55,8 +56,8 @@ class Together(RankGroup):
     def mesh(self, device: torch.device) -> DeviceMesh:
         return init_device_mesh(device.type, (self.size,))
 
-    def gathered(self, value: object) -> list[object]:
-        boxes: list[object] = [None] * self.size
+    def gathered(self, value: Result) -> list[Result]:
+        boxes: list[Any] = [None] * self.size
         dist.all_gather_object(boxes, value)
         return boxes
 
