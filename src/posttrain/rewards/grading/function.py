@@ -203,7 +203,7 @@ class TrainerState:
     epoch: float | None = None
     """Passes over the training rows so far; None if prompts are generated."""
     is_world_process_zero: bool = True
-    """Always true: a run has one process."""
+    """Always true: only rank 0 calls rewards."""
     is_local_process_zero: bool = True
 
 
