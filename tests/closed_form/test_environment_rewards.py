@@ -28,9 +28,8 @@ from posttrain.runs.named_inputs import MAY_CHANGE
 from posttrain.runs.reply_journal import ReplyFile
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
 from posttrain.runs.run_folder import RunFolder
-from posttrain.training.metrics import completion_metrics
+from posttrain.training.metrics import completion_metrics, turn_metrics
 from posttrain.training.session_rewards import rewards_of
-from posttrain.training.turn_metrics import turn_metrics
 from posttrain.turns import ToolCall, Turn
 from tests.support.pages import documented, python
 from tests.support.refusals import mentions

@@ -182,9 +182,7 @@ def not_finite(name: str, column: Tensor, token: int, evidence: Evidence, groups
     group, sample = divmod(int(evidence.rollout[token]), evidence.rewards.shape[1])
     num_unscored = int(evidence.rewards[group].isnan().sum())
     found = f"gave prompt {groups[group].prompt.id}, sample {sample}, {column[token].item()} as {name}"
-    remedy = (
-        "leave it out of statistics (rewards.nanmean) and give its tokens 0, as the rules in algorithms.advantages do"
-    )
+    remedy = "leave it out of statistics (rewards.nanmean) and give its tokens 0, as rules in algorithms.advantages do"
     if num_unscored:
         return f"{found}.  {num_unscored} rollouts of that prompt have no score, so a reward of NaN: {remedy}."
     if bool(evidence.rewards.isnan().any()):

@@ -15,7 +15,7 @@ from posttrain.config.sections import section_names
 from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded
 from posttrain.options.model import ModelOptions, is_adapter_folder, is_run_folder, run_model
-from posttrain.runs.named_inputs import run_recipe
+from posttrain.runs.named_inputs import MAY_CHANGE, run_recipe
 
 Built = TypeVar("Built")
 
@@ -24,20 +24,8 @@ INTERRUPTED = 130
 TEMPLATE = ("model.chat_template", "model.template_options")
 """Chat template options of the commands that ask a model."""
 PICTURES = (".png", ".svg", ".pdf")
-MAY_CHANGE_ON_RESUME = (
-    *("run.num_steps", "run.time_limit_minutes", "run.token_limit", "run.early_stop_evaluations", "run.report_to"),
-    *(
-        "run.rank_timeout_seconds",
-        "run.keep_token_columns",
-        "rollout.keep_alternatives",
-        "checkpoint",
-        "tracker",
-        "model.path",
-    ),
-    *("environment.url", "environment.seconds", "environment.workers", "environment.max_failures"),
-    *("engine.urls", "engine.seconds", "placement"),
-)
-"""How long a run is, what it keeps, where its model and its servers are, and what is waited for; the rest stays."""
+MAY_CHANGE_ON_RESUME = ("model.path", *sorted(MAY_CHANGE - {"run.folder", "run.overwrite"}))
+"""What flags may change of a run; the model may have moved, and its folder is named by the resume itself."""
 LOADING = (
     *("model.revision", "model.trust_remote_code", "model.dtype", "model.weights", "model.device"),
     *("model.attn_implementation", "model.context", "model.stop_tokens"),

@@ -116,9 +116,7 @@ class Cell:
 
 def variant_names(recipes: Sequence[str]) -> list[str]:
     """The names of the variants: those of their files, without folder and ending."""
-    names = [
-        re.sub(r"[^\w.+-]", "_", Path(recipe).name.removesuffix(".yaml").removesuffix(".yml")) for recipe in recipes
-    ]
+    names = [re.sub(r"[^\w.+-]", "_", Path(each).name.removesuffix(".yaml").removesuffix(".yml")) for each in recipes]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two recipes are called {name}.  Rename one: a variant is known by its name.")

@@ -162,10 +162,10 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", h
                 key=StreamKey(seed, "chat", number),
             )
             (group,) = sample_conversations(engine, [prompt], request, workers)
-            print("\n".join(answer_lines(group, engine.tokenizer)))
+            print("\n".join(shown_answer_lines(group, engine.tokenizer)))
 
 
-def answer_lines(group: "Group", tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+def shown_answer_lines(group: "Group", tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     """The answer, with what it was replied, and a line about it."""
     from posttrain.rewards.countdown import countdown
     from posttrain.rewards.grading.grade import grade, reward_function

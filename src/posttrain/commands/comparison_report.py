@@ -169,9 +169,7 @@ def variant_results(results: Sequence[CellResult]) -> list[VariantResult]:
     rows: list[VariantResult] = []
     for name, cells in by_variant.items():
         runs, first = list(cells.values()), by_variant[rows[0].variant] if rows else {}
-        gains = [
-            cells[seed].accuracy_after - first[seed].accuracy_after for seed in sorted(cells.keys() & first.keys())
-        ]
+        gains = [cells[seed].accuracy_after - first[seed].accuracy_after for seed in sorted({*cells} & {*first})]
         rows.append(
             VariantResult(
                 variant=name,
@@ -204,11 +202,7 @@ def write_comparison(folder: Path, results: Sequence[CellResult], budget: str) -
     """Write all three for the finished cells; returns the table."""
     rows = variant_results(results)
     table = markdown_table(rows)
-    content = {
-        "budget": budget,
-        "variants": [asdict(row) for row in rows],
-        "cells": [asdict(result) for result in results],
-    }
+    content = {"budget": budget, "variants": [*map(asdict, rows)], "cells": [*map(asdict, results)]}
     write_atomically(folder / "comparison.json", (json.dumps(content, indent=1) + "\n").encode())
     write_atomically(folder / "comparison.md", f"Budget of a run: {budget}.\n\n{table}\n\n{NOTES}\n".encode())
     draw_comparison(results, folder / "comparison.png", budget)

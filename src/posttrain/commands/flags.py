@@ -23,18 +23,14 @@ TOOLS_HELP = (
     "Tools that the policy may call, each FILE.py:FUNCTION, package.module:FUNCTION, `calculator` or `python`, which"
     " runs programs in the sandbox."
 )
-TOOLS_AT_HELP = (
-    "Tools of plain text by the text that asks each, '{calculator: \"=\"}': the answer is written behind that text."
-)
+TOOLS_AT_HELP = "Tools of plain text by the text that asks each, '{calculator: \"=\"}': the answer goes behind it."
 NULL = ("null", "none", "None")
 REWARDS_HELP = (
     "Reward functions, each NAME, FILE.py:FUNCTION or package.module:FUNCTION, or a reward model's FOLDER or org/name,"
     " with =WEIGHT where that is not 1, or in braces as a recipe writes it, '{model: FOLDER, label: helpful}'; none"
     " means the task's own."
 )
-OR_ROWS = {
-    "task": "  Or a file of rows, which makes the task `dataset`: with it --help shows how its prompts are read."
-}
+OR_ROWS = {"task": "  Or a file of rows, which makes the task `dataset`: with it --help shows how prompts are read."}
 """What else a `path` may name in a section that may be of one's own."""
 ALIASES = {
     "update.learning_rate": ("lr",),

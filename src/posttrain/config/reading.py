@@ -90,9 +90,7 @@ def load_recipe(
     Code named in the recipe of a run folder is only imported if it has been run here before, or with `trust_code`.
     """
     layers = [trusted(read_recipe(str(recipe))) if trust_code else read_recipe(str(recipe)) for recipe in recipes]
-    given: dict[str, object] = {
-        name: spoken(value) if is_instance(value) else value for name, value in sections.items()
-    }
+    given: dict[str, object] = {name: spoken(each) if is_instance(each) else each for name, each in sections.items()}
     layers.append(RecipeLayer(where="load_recipe", sections=given))
     return build(kind or recipe_kind(layers), layers)
 

@@ -260,9 +260,7 @@ class StaticSteps(DecoderSteps):
         width = (int(lengths.max()) // GRAPH_BLOCK + 1) * GRAPH_BLOCK
         key = (id(slots), slots.times_moved, rows, width)
         if key not in self._steps:
-            self._steps = {
-                other: step for other, step in self._steps.items() if other[0] != key[0] or other[:2] == key[:2]
-            }
+            self._steps = {each: step for each, step in self._steps.items() if each[0] != key[0] or each[:2] == key[:2]}
             self._steps[key] = _StaticStep(self, slots.layers, rows, width)
         logits = self._steps[key](tokens, lengths)
         slots.end_step()

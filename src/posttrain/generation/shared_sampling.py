@@ -17,13 +17,12 @@ from typing import Self
 
 from posttrain.errors import RunError
 from posttrain.generation.engine import Engine, Sampling, SamplingTimeout, opened
-from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.in_process import InProcessEngine, Place, place_of
 from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
 from posttrain.models.loading.saving import ExportedWeights
 
 LOOK_SECONDS = 0.05
 """How long a take from an engine elsewhere may keep the trainer from its turn."""
-Place = tuple[StreamKey, int, int]
 
 
 class Turns:
@@ -278,8 +277,3 @@ class SharedSampling(Sampling):
 
     def close(self) -> None:
         """Nothing to do: the engine's sampling goes on for the other threads."""
-
-
-def place_of(continuation: Continuation) -> Place:
-    assert continuation.key is not None
-    return continuation.key, continuation.draw, continuation.sample

@@ -121,9 +121,7 @@ def expected_visitations(mdp: TabularMDP, terminal: Ends, start: Start, policy: 
     shape = (arguments.require_kind(mdp, TabularMDP, "mdp").num_states, mdp.num_actions)
     starts = start_distribution(start, mdp.num_states)
     check_start(starts)
-    going_on = arguments.shaped_array(
-        policy, "the policy", shape
-    ).copy()  # it may be all 0 where no path reaches an end
+    going_on = arguments.shaped_array(policy, "the policy", shape).copy()  # may be all 0 where no path ends
     going_on[terminal_mask(terminal, mdp.num_states)] = 0
     sums = going_on.sum(axis=1)
     bad = (going_on < 0).any(axis=1) | ((np.abs(sums - 1) > SUM_TOLERANCE) & (sums != 0))

@@ -184,7 +184,5 @@ def check_finite(table: ndarray | csr_array, what: str) -> None:
     bad = np.flatnonzero(~np.isfinite(stored.data))
     if bad.size:
         row = int(np.searchsorted(stored.indptr, bad[0], side="right")) - 1
-        raise UserError(
-            f"{what}: row {row}, column {stored.indices[bad[0]]} is {stored.data[bad[0]]}; use finite numbers"
-        )
+        raise UserError(f"{what}: row {row}, column {stored.indices[bad[0]]} is {stored.data[bad[0]]}; use finite ones")
     check_size(table if isinstance(table, ndarray) else table.data, what)

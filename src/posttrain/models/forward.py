@@ -230,9 +230,7 @@ def packed_hidden(decoder: Decoder, batch: CompletionBatch, *, shared: bool) -> 
     branches = [tokens[:-1] for tokens in batch.completions]
     sequences = [*batch.prompts, *branches] if shared else inputs(batch)
     if shared:
-        layout = PackedLayout(
-            [len(prompt) for prompt in batch.prompts], [len(each) for each in branches], batch.prompt_of
-        )
+        layout = PackedLayout([*map(len, batch.prompts)], [*map(len, branches)], batch.prompt_of)
         ends = [layout.root_starts[prompt] + layout.root_lengths[prompt] - 1 for prompt in batch.prompt_of]
         starts = layout.branch_starts
     else:

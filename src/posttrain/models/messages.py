@@ -45,12 +45,12 @@ def checked_message(message: object, where: str) -> dict[str, Any]:
             raise UserError(f"{where}: from = {given['from']!r} is unknown.  Use {known}, or `role` and `content`.")
         given = {"role": role, "content": given.pop("value"), **given}
         del given["from"]
-    if not isinstance(given.get("role"), str) or ("content" not in given and not is_call(given)):
+    if not isinstance(given.get("role"), str) or ("content" not in given and not makes_call(given)):
         raise UserError(f"{where}: {str(message)[:80]!r} {WRONG_MESSAGE}.")
     return {**given, "content": content_text(given.get("content", ""), where)}
 
 
-def is_call(message: Mapping[str, Any]) -> bool:
+def makes_call(message: Mapping[str, Any]) -> bool:
     calls = message.get("tool_calls")
     return isinstance(calls, list | tuple) and len(calls) > 0 and message["role"] == ASSISTANT
 
@@ -68,9 +68,7 @@ def learned_mark(message: Mapping[str, Any], where: str) -> bool | None:
     elif len({bool(value) for value in marks.values()}) > 1:
         fault = f"{', '.join(marks)} contradict each other.  Keep one of them."
     elif any(marks.values()) and message["role"] != ASSISTANT:
-        fault = (
-            f"{next(iter(marks))} marks a {message['role']} message as learned; only the assistant's are.  Remove it."
-        )
+        fault = f"{next(iter(marks))} marks a {message['role']} message as learned; only assistants' are.  Remove it."
     if fault:
         raise UserError(f"{where}: {fault}")
     return next((bool(mark) for mark in marks.values()), None)

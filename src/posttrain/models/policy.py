@@ -281,7 +281,7 @@ def own_logits(
     model: PreTrainedModel, rows: Int64[Tensor, "row time"], dtype: torch.dtype
 ) -> Float[Tensor, "row time vocab"]:
     mixed = dtype == torch.bfloat16 != model.dtype  # products in bfloat16 over other weights
-    with reading(model, dtype), torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=mixed):
+    with explaining_errors(model, dtype), torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=mixed):
         logits: Tensor = model(input_ids=rows, use_cache=False).logits
         return logits
 
@@ -291,12 +291,12 @@ def plain_logits(
 ) -> Float[Tensor, "token vocab"]:
     """The logits of some rows by our plain forward pass."""
     read = [tuple(row) for row in rows.tolist()]
-    with reading(model, dtype):
+    with explaining_errors(model, dtype):
         return next_logits(PlainForward(model, dtype), [row[:1] for row in read], [(*row[1:], 0) for row in read])
 
 
 @contextmanager
-def reading(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
+def explaining_errors(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
     """Raise a model's errors for a text of three tokens as one UserError with the remedy."""
     try:
         yield

@@ -139,9 +139,7 @@ class DatasetOptions(RowSourceOptions):
             "have weights for some.  Give all or none one.",
         ),
         Rule("path", lambda o: not (o.sources and o.path), "is given as well as sources.  Make it one of them."),
-        Rule(
-            "generator", lambda o: not (o.sources and o.generator), "and sources are both given.  Make it one of them."
-        ),
+        Rule("generator", lambda o: not (o.sources and o.generator), "and sources are both given.  Give one of them."),
         Rule(
             "held_out_split",
             lambda o: not (o.sources and o.held_out_split) or o.held_out_path,

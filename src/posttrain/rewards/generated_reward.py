@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 from posttrain.errors import UserError
 from posttrain.rewards import exact_match
-from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answered_together, answers
+from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answered_together, sandbox_answers
 from posttrain.rewards.grading.answers import CUT_OFF, Graded, Texts
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, SessionReward
@@ -87,7 +87,7 @@ class GeneratedReward(SessionReward):
             source = PREPARE.read_text(encoding="utf-8") + f"\n\nopen_datasets({sorted(known)!r})\n"
             options = ServerOptions(modules=FEW, path=site_packages(), prepare=source)
             sandbox = resources.sandboxes.started_with(options)
-            return map(self.slowly, answers(sandbox, SCORE, questions, cpu_seconds=self.cpu_seconds))
+            return map(self.slowly, sandbox_answers(sandbox, SCORE, questions, cpu_seconds=self.cpu_seconds))
 
         return answered_together(first, GymQuestion, scored)
 

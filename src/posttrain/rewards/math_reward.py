@@ -32,7 +32,7 @@ from typing import ClassVar, NamedTuple
 
 from posttrain.errors import UserError
 from posttrain.rewards import exact_match
-from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answered_together, answers
+from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answered_together, sandbox_answers
 from posttrain.rewards.grading.answers import CUT_OFF, Column, Graded, Texts
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, SessionReward
@@ -223,7 +223,7 @@ def compare_symbolically(questions: Sequence[Question], sandboxes: Sandboxes, *,
     """`same`, `different`, `unreadable`, `no_gold` or Unanswered; each different question is asked once."""
     different = list(dict.fromkeys(questions))
     function = SandboxFunction("compare_answers", SOURCE)
-    said = answers(sandbox_with_maths(sandboxes), function, different, cpu_seconds=cpu_seconds)
+    said = sandbox_answers(sandbox_with_maths(sandboxes), function, different, cpu_seconds=cpu_seconds)
     results = dict(zip(different, said, strict=True))
     return [results[question] for question in questions]
 

@@ -71,9 +71,7 @@ def alarms(history: Sequence[Line], raised: Mapping[str, int]) -> list[Alarm]:
         same_reward(history),
         reward_alone(history),
     ]
-    return [
-        alarm for alarm in found if alarm is not None and step - raised.get(alarm.name, -AGAIN_AFTER) >= AGAIN_AFTER
-    ]
+    return [each for each in found if each is not None and step - raised.get(each.name, -AGAIN_AFTER) >= AGAIN_AFTER]
 
 
 def known(lines: Sequence[Line], name: str) -> list[float]:
@@ -214,9 +212,7 @@ def same_reward(history: Sequence[Line]) -> Alarm | None:
     lines = [line for line in history if line.get("reward") is not None]
     names = {name for line in lines for name in line if name.startswith("rewards/")}
     spreads = known(lines, "frac_uninformative_groups")
-    means = [
-        {value for line in lines if (value := line.get(name)) is not None} for name in names if name.endswith("/mean")
-    ]
+    means = [{*known(lines, name)} for name in names if name.endswith("/mean")]
     deviations = [value for name in names if name.endswith("/std") for value in known(lines, name)]
     if not deviations or any(deviations) or any(len(each) > 1 for each in means) or min(spreads) < 1:
         return None

@@ -130,7 +130,7 @@ def save(
             write_tensors(temporary, tensors)
             write_state(temporary, state, recipe)
             shared_by = {"ranks": tensors.ranks.size} if isinstance(tensors, RankTensors) else {}
-            files.write_manifest(temporary, step, score, environment() | shared_by)
+            files.write_manifest(temporary, step, score, arithmetic() | shared_by)
             remove(path)  # damaged, or absent
             temporary.rename(path)
             files.sync_folder(folder)
@@ -259,7 +259,7 @@ def prune(folder: Path, *, keep_last: int, keep_best: int = 0) -> list[str]:
     return wrong
 
 
-def environment() -> dict[str, object]:
+def arithmetic() -> dict[str, object]:
     """What floating-point results depend on besides the program: threads and CPU kernels order the sums."""
     return {
         "threads": torch.get_num_threads(),
@@ -277,7 +277,7 @@ def restore_threads(checkpoint: Checkpoint, threads: ThreadClaim, ranks: RankGro
             f" differ.  Set run.threads = {recorded}, or leave it out."
         )
     threads.take(recorded, f"{checkpoint.path} was made with {recorded} threads")
-    now = environment()
+    now = arithmetic()
     if now["threads"] != recorded:
         raise RunError(
             f"{checkpoint.path} was made with {recorded} threads, but torch takes only {now['threads']} here.  Remove a"

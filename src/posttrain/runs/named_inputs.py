@@ -212,9 +212,21 @@ MAY_CHANGE = frozenset(
     [
         *("checkpoint", "tracker", "rollout.keep_alternatives", "run.folder", "run.overwrite", "run.num_steps"),
         *("run.time_limit_minutes", "run.token_limit", "run.early_stop_evaluations", "run.report_to", "run.curves"),
-        *("run.keep_token_columns", "placement", "engine.urls", "engine.evaluation", "engine.transport"),
+        *(
+            "run.keep_token_columns",
+            "run.rank_timeout_seconds",
+            "placement",
+            "engine.urls",
+            "engine.evaluation",
+            "engine.transport",
+        ),
         *("environment.url", *(f"environment.{name}" for name in ("seconds", "workers", "max_failures"))),
-        *("engine.transfer_folder", "engine.key_env", *(f"engine.seconds.{name}" for name in SECONDS)),
+        *(
+            "engine.transport",
+            "engine.transfer_folder",
+            "engine.key_env",
+            *(f"engine.seconds.{name}" for name in SECONDS),
+        ),
     ]
 )
 """Sections and options that a resumed run may change: its length, what is kept of it, and where its servers are."""

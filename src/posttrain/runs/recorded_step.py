@@ -54,9 +54,7 @@ def read_step(file: Path) -> RecordedStep:
         raise RunError(f"{file}: damaged: cannot be read as Parquet ({str(error).splitlines()[0]}).") from error
     said = (table.schema.metadata or {}).get(SUMS.encode())
     if said is None or SAMPLED not in table.column_names:
-        raise UserError(
-            f"{file}: lacks the weights of rewards, which this version writes.  Replay a run of this version."
-        )
+        raise UserError(f"{file}: lacks the weights of rewards.  Replay a run of this version.")
     sums = json.loads(said)
     require_columns(file, table.column_names, sums)
     by_draw: dict[int, list[dict[str, Any]]] = {}
@@ -92,7 +90,7 @@ def grades_of(of_draws: Sequence[Rows], sums: Mapping[str, Any]) -> Grades:
         rewards=numbers(of_draws, "reward"),
         clips={name: (float(low), float(high)) for name, (low, high) in sums["clips"].items()},
         marks={
-            name: tuple(tuple(marks_in(row[f"marks/{name}"]) for row in rows) for rows in of_draws) for name in marked
+            name: tuple(tuple(marks_from(row[f"marks/{name}"]) for row in rows) for rows in of_draws) for name in marked
         },
     )
 
@@ -103,7 +101,7 @@ def numbers(of_draws: Sequence[Rows], name: str) -> Float64[Tensor, "prompt grou
     return torch.tensor(found, dtype=torch.float64)
 
 
-def marks_in(text: str | None) -> Marks | None:
+def marks_from(text: str | None) -> Marks | None:
     """Marks from their JSON."""
     if text is None:
         return None

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from posttrain.options.model import run_model
 from posttrain.records import Grades, Group, Preference
-from posttrain.runs.progress import peak_memory_bytes
 
 Metrics = Mapping[str, float]
 
@@ -173,35 +172,8 @@ PACKAGES = ("posttrain", "torch", "transformers", "safetensors", "tokenizers", "
 """Packages that a run's numbers can depend on."""
 
 
-def build_summary(
-    *,
-    before: Mapping[str, object],
-    after: Mapping[str, object],
-    seconds: Mapping[str, float],
-    tokens: Mapping[str, int],
-    device: str,
-    run: Mapping[str, object] | None = None,
-) -> dict[str, object]:
-    """The content of summary.json.
-
-    `before` and `after` are held-out results: `accuracy_sampled`, `accuracy_greedy` and `pass_at_8`, each with a
-    `<name>_interval` of [low, high], `mean_length` in tokens, and further ones.  None means not measured, such as
-    pass@8 from fewer than 8 samples.  `run` has further entries: steps, algorithm, rewards, recipe, machine.
-    `seconds` by stage and `tokens` by kind cover the whole run, also before a resume; peak memory is this process's.
-    """
-    return {
-        "before": held_out_results(before),
-        "after": held_out_results(after),
-        "seconds": {**seconds, "total": sum(seconds.values())},
-        "tokens": dict(tokens),
-        "peak_memory_bytes": peak_memory_bytes(),
-        "versions": versions(),
-        "device": device,
-        **(run or {}),
-    }
-
-
 def held_out_results(results: Mapping[str, object]) -> dict[str, object]:
+    """Results as summary.json has them, whichever version measured them."""
     required = [*HELD_OUT, *(f"{name}_interval" for name in HELD_OUT), "mean_length"]
     missing = [name for name in required if name not in results]
     assert not missing, f"evaluation without {', '.join(missing)}"

@@ -78,7 +78,7 @@ def evaluation_bytes(
         count = len(rows["step"])
         rows |= {"evaluation": [evaluation] * count, "greedy": [each.greedy] * count, "judged": nullable(each.judged)}
         parts.append({**rows, **grade_columns(each.grades)})
-    return table_bytes(joined(parts))
+    return table_bytes(joined_tables(parts))
 
 
 def without_evaluation(file: Path, evaluation: str) -> "Columns | None":
@@ -107,14 +107,14 @@ def token_column_bytes(step: int, updates: Sequence[UpdateTokens]) -> bytes:
         }
         parts.append({**numbers, **names, **values})
     floats = {name for update in updates for name, column in update.columns.items() if column.is_floating_point()}
-    return table_bytes(joined(parts), dict.fromkeys((name.partition("/")[0] for name in floats), "float list"))
+    return table_bytes(joined_tables(parts), dict.fromkeys((name.partition("/")[0] for name in floats), "float list"))
 
 
 Columns = dict[str, list[Any]]
 """Name -> values by row."""
 
 
-def joined(parts: Sequence[Columns]) -> Columns:
+def joined_tables(parts: Sequence[Columns]) -> Columns:
     """The rows of several tables in order; null where a table lacks a column."""
     names = dict.fromkeys(name for part in parts for name in part)
     counts = [len(next(iter(part.values()))) for part in parts]

@@ -165,10 +165,8 @@ class RunFolder(Folder):
             (self.path / "rollouts").mkdir(exist_ok=True)
             for folder in filter(Path.is_dir, (self.path / name for name in PARQUET_FOLDERS)):
                 for file in folder.iterdir():  # those of later steps, and unfinished ones
-                    written = rollout_step(file)
-                    if (written is not None and written > step) or (
-                        file.name.startswith(files.TEMPORARY) and file.is_file()
-                    ):
+                    at = rollout_step(file)
+                    if (at is not None and at > step) or (file.name.startswith(files.TEMPORARY) and file.is_file()):
                         file.unlink()
                 files.sync_folder(folder)
             ended = self.path / "evaluations" / parquet_name(step)

@@ -130,9 +130,7 @@ def checked_prompts(answer: object, called: str) -> list[Prompt]:
         raise UserError(f"{called} gave {shown_answer(answer)}; give a list of prompts, as renderer.render makes them.")
     for index, each in enumerate(answer):
         if not isinstance(each, Prompt):
-            raise UserError(
-                f"{called} gave {shown_answer(each)} at {index}; give prompts, as renderer.render makes them."
-            )
+            raise UserError(f"{called} gave {shown_answer(each)} at {index}; give prompts of renderer.render.")
     return list(answer)
 
 

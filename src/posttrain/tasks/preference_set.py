@@ -19,7 +19,7 @@ from typing import Any
 
 from posttrain.errors import RunError, UserError
 from posttrain.models.conversation_masks import Dialogue, Masking
-from posttrain.models.messages import ASSISTANT, is_call, plain_answer, require_unmarked
+from posttrain.models.messages import ASSISTANT, makes_call, plain_answer, require_unmarked
 from posttrain.models.rendering import TooLongText
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
@@ -120,7 +120,7 @@ def require_answer(where: str, turns: Sequence[Mapping[str, Any]]) -> None:
     if last != ASSISTANT:
         raise UserError(f"{where}: an answer ends with a message of the role {last}.  Leave that message out.")
     for turn in turns:
-        if not is_call(turn):
+        if not makes_call(turn):
             require_words(where, str(turn["content"]))
 
 

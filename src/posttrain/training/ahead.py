@@ -24,7 +24,6 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.shared_sampling import EngineInTurns, HandedOver, SharedEngine, Turns
 from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.progress import Clock
-from posttrain.tasks.base import Task
 from posttrain.training.collector import CollectedStep, Collector, Journal, no_journal
 
 SAMPLER_WAIT = "seconds/sampler_wait"
@@ -54,26 +53,16 @@ class CollectorApart(Collector):
     def __init__(self, collector: Collector, engine: Engine, turn: Turn, sampled: Callable[[int], None]) -> None:
         """`sampled` is called with a step whose completions are there, before they are graded."""
         vars(self).update(vars(collector))
-        self.engine, self.task, self.turn, self.sampled = engine, TaskInTurn(collector.task, turn), turn, sampled
+        self.engine, self.turn, self.sampled = engine, turn, sampled
+
+    def prompts(self, step: int, draws: range) -> list[Prompt]:
+        with self.turn(None):
+            return super().prompts(step, draws)
 
     def grade(self, groups: Sequence[Group], *, step: int = 1, journal: Journal = no_journal) -> Grades:
         self.sampled(step)
         with self.turn(step):
             return super().grade(groups, step=step, journal=journal)
-
-
-class TaskInTurn(Task):
-    """Prompts of another task, drawn by one thread at a time."""
-
-    def __init__(self, task: Task, turn: Turn) -> None:
-        self.name, self.task, self.turn = task.name, task, turn
-
-    def prompts(self, step: int, draws: range) -> list[Prompt]:
-        with self.turn(None):
-            return self.task.prompts(step, draws)
-
-    def held_out(self) -> list[Prompt]:
-        return self.task.held_out()
 
 
 class CollectorAhead(Collector):
@@ -174,9 +163,7 @@ class CollectorAhead(Collector):
         rollouts = [rollout for group in collected.groups for rollout in group.rollouts if rollout.num_sampled]
         oldest = min((rollout.weights_version for rollout in rollouts), default=allowed)
         if oldest < allowed:
-            found = (
-                f"a token of version {oldest} of the weights, and version {allowed} was loaded before the step began"
-            )
+            found = f"a token of version {oldest} of the weights, and version {allowed} was loaded before it began"
             raise RunError(f"engine {type(self.engine).__name__}: {found}.")
 
     def _sampler_waited(self) -> float:

@@ -13,7 +13,7 @@ from posttrain.generation.engine import Engine
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.options.reward import GradingOptions
 from posttrain.options.rollout import RolloutOptions
-from posttrain.records import Grades, Group
+from posttrain.records import Grades, Group, Prompt
 from posttrain.rewards.grading.dispatch import UnscoredRows
 from posttrain.rewards.grading.function import RewardFunction, TrainerState
 from posttrain.rewards.grading.grade import grade
@@ -123,6 +123,9 @@ class Collector:
             require_few_failures(self.workers.environments, failures, len(rollouts))
         return collected
 
+    def prompts(self, step: int, draws: range) -> list[Prompt]:
+        return training_prompts(self.task, step, draws)
+
     def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout") -> GroupRequest:
         options = self.settings.rollout
         return GroupRequest(
@@ -154,7 +157,7 @@ class Collector:
     def _sampled(self, step: int, draws: range, journal: Journal, clock: Clock) -> tuple[list[Group], Grades]:
         with clock("rollout"):
             request = self.request(step, first_draw=draws.start)
-            prompts = training_prompts(self.task, step, draws)
+            prompts = self.prompts(step, draws)
             groups = sample_conversations(self.engine, prompts, request, self.workers)
         with clock("grade"):
             grades = self.grade(groups, step=step, journal=journal)

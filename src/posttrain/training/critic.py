@@ -150,9 +150,7 @@ class Critic:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        return {
-            f"{name}.{key}": tensor for name, module in self.modules for key, tensor in module_tensors(module).items()
-        }
+        return {f"{name}.{key}": each for name, module in self.modules for key, each in module_tensors(module).items()}
 
     def restore(self, tensors: Tensors) -> None:
         refuse_mismatch("the critic", shapes(self.tensors()), tensors)

@@ -76,10 +76,10 @@ def run_fit(
             return ranks.finish(lead_fit(resolved, inputs, start, opened, ranks))
         if follows is not None:
             return follows(ranks)
-        from posttrain.training.following import FitFollower, follow
+        from posttrain.training.following import FitFollower, follow_rank_0
 
         with claim_threads(resolved.run.threads) as threads, opened(resolved, ranks=ranks) as session:
-            return follow(FitFollower(session, threads), ranks, resolved.run.folder)
+            return follow_rank_0(FitFollower(session, threads), ranks, resolved.run.folder)
 
 
 def lead_fit(config: Kind, inputs: RunInputs, start: StartOptions, opened: Opened[Kind, Item], ranks: RankGroup) -> Run:

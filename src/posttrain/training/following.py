@@ -56,7 +56,7 @@ class Follower:
         self.trained.restore(saved)
 
 
-def follow(follower: Follower, ranks: RankGroup, folder: str) -> Run:
+def follow_rank_0(follower: Follower, ranks: RankGroup, folder: str) -> Run:
     """Do what rank 0 calls until it ends the run.  A signal is passed on to it at the next step."""
     with interruptible() as interruption, follower.threads:
         while True:
@@ -161,7 +161,3 @@ class FitFollower(Follower):
 
     def scored(self) -> None:
         self.session.objective.scored()
-
-
-def follow_rl(config: Config, caller: CallerObjects, ranks: RankGroup) -> Run:
-    return follow(RlFollower(config, caller, ranks), ranks, config.run.folder)

@@ -98,9 +98,7 @@ class Learner:
         self.actor_critic_state = ActorCriticState.at_first(algorithm, begun=begun)
         self.own_optimizer = own_optimizer
         if self.critic is not None and own_optimizer is not None:
-            raise UserError(
-                f"optimizer: {algorithm.name} trains a critic, which yours does not include.  Leave it out."
-            )
+            raise UserError(f"optimizer: {algorithm.name} trains a critic, which yours does not have.  Leave it out.")
         self.reference: Reference | None = None
         if algorithm.uses_reference:
             path = settings.reference_path
@@ -179,7 +177,7 @@ class Learner:
     def learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
         """Take one update on each batch that is not empty.  Once the KL limit is exceeded, skip the remaining ones."""
         with self.policy.ranks.leading("learn", step):
-            self.policy.ranks.agree("the batches", lambda: digest_of(batches))
+            self.policy.ranks.agree("the batches", lambda: batches_digest(batches))
             return self._learn(batches, step, clock)
 
     def _learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
@@ -330,7 +328,7 @@ class Learner:
         self.num_updates = run["num_updates"]
 
 
-def digest_of(batches: Sequence[Batch]) -> str:
+def batches_digest(batches: Sequence[Batch]) -> str:
     """SHA-256 of what updates read, the same on all ranks."""
     digest = hashlib.sha256()
     for batch in batches:
@@ -370,7 +368,7 @@ def fit_critic_here(learner: Learner, collected: CollectedStep, clock: Clock) ->
     credited = learner.credit(collected, clock)
     learner.actor_critic_state = replace(before, rewards=credited.next_state.rewards, begun=True, fitted=False)
     batches = learner.batches(credited, clock)
-    learner.policy.ranks.agree("the batches", lambda: digest_of(batches))
+    learner.policy.ranks.agree("the batches", lambda: batches_digest(batches))
     for batch in batches:
         if batch.completions:
             with clock("update"):

@@ -240,9 +240,7 @@ def pair_logprobs(policy: Policy, pairs: Sequence[Preference]) -> OfPairs:
     prompt_of = [places.setdefault(pair.prompt.tokens, len(places)) for pair in pairs for _ in range(2)]
     answers = [answer.tokens for pair in pairs for answer in (pair.chosen, pair.rejected)]
     owner = torch.arange(len(answers)).repeat_interleave(torch.tensor([len(answer) for answer in answers]))
-    sampled = torch.tensor(
-        [each for pair in pairs for answer in (pair.chosen, pair.rejected) for each in answer.sampled]
-    )
+    sampled = torch.tensor([each for pair in pairs for side in (pair.chosen, pair.rejected) for each in side.sampled])
     logprobs = policy.completion_logprobs(Completions([*places], answers, prompt_of, sampled=sampled)).double()
     sums = logprobs.new_zeros(len(answers)).index_add(0, owner[sampled].to(logprobs.device), logprobs)
     return OfPairs(sums[0::2], sums[1::2])

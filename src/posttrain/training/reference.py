@@ -243,17 +243,17 @@ class PrivilegedPrompts:
         """The teacher's prompt: the template around the student's last message, by the student's chat template."""
         content: str | list[dict[str, str]]
         if prompt.messages is None:
-            content = filled(self.options.template, prompt.text.removesuffix(prompt.prefill), shown)
+            content = filled_template(self.options.template, prompt.text.removesuffix(prompt.prefill), shown)
         else:
             content = [dict(message) for message in prompt.messages]
             last = max((i for i, each in enumerate(content) if each["role"] == "user"), default=None)
             if last is None:
                 raise UserError(f"prompt {prompt.id}: no message of the user's to put the teacher's text in.  Add one.")
-            content[last]["content"] = filled(self.options.template, content[last]["content"], shown)
+            content[last]["content"] = filled_template(self.options.template, content[last]["content"], shown)
         return self.renderer.render(content, id=prompt.id, prefill=prompt.prefill).tokens
 
 
-def filled(template: str, prompt: str, shown: str) -> str:
+def filled_template(template: str, prompt: str, shown: str) -> str:
     """The template with both texts in their places, even if they contain a place's name."""
     texts = dict(zip(PLACES, (prompt, shown), strict=True))
     return re.sub("|".join(map(re.escape, PLACES)), lambda place: texts[place.group()], template)

@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -22,7 +21,8 @@ from posttrain.rewards.model import reward_models_in
 from posttrain.runs.files import writing
 from posttrain.runs.folder import shown
 from posttrain.runs.planned_memory import held_by, machine_memory, memory_line, memory_warning, rl_setup
-from posttrain.runs.reports import build_summary
+from posttrain.runs.progress import peak_memory_bytes
+from posttrain.runs.reports import held_out_results, versions
 from posttrain.runs.run_folder import RunFolder
 from posttrain.tasks.dataset import count_text
 from posttrain.training.collector import CollectedStep
@@ -34,15 +34,9 @@ from posttrain.training.optimizer import standing_still
 from posttrain.training.session import Session
 from posttrain.training.trained import RunState
 
-NO_SECONDS: Mapping[str, float] = MappingProxyType({})
-
 
 def rl_plan_lines(
-    session: Session,
-    first: CollectedStep | None = None,
-    seconds: Mapping[str, float] = NO_SECONDS,
-    *,
-    whole_step: bool = False,
+    session: Session, first: CollectedStep | None, seconds: Mapping[str, float], *, whole_step: bool = False
 ) -> list[str]:
     """The plan of a run; if the first step was collected, with its lengths and its seconds by stage.
 
@@ -82,10 +76,8 @@ def ahead_lines(session: Session) -> list[str]:
     if not most:
         return []
     own = isinstance(session.engine, InProcessEngine)
-    overlap = (
-        "grading overlaps updates and sampling, which take turns" if own else "sampling and grading overlap updates"
-    )
-    return [f"ahead      up to {count_text(most, 'step')}: {overlap}"]
+    what = "grading overlaps updates and sampling, which take turns" if own else "sampling and grading overlap updates"
+    return [f"ahead      up to {count_text(most, 'step')}: {what}"]
 
 
 def engine_lines(engine: Engine) -> list[str]:
@@ -140,39 +132,35 @@ def time_lines(session: Session, first: CollectedStep, seconds: Mapping[str, flo
     spread = f"if completions stay at {length:.0f} tokens, up to {longest:.1f} min if they grow to {limit}"
     if round(length) == limit:
         spread = f"with completions of {limit} tokens, which is their limit"
-    parts = (
-        f"{steps:.1f} for steps{'' if whole_step else ' without their gradients'}, {evaluations:.1f} for evaluations"
-    )
+    both = f"{steps:.1f} for steps{'' if whole_step else ' without their gradients'}, {evaluations:.1f} for evaluations"
     recorded = recorded_time(session.trained.run.recipe)
-    header = (
-        [f"           the recipe's own run took {recorded}, on the machine that its header names"] if recorded else []
-    )
-    return [f"time       about {steps + evaluations:.1f} min {spread}", f"           (the first is {parts})", *header]
+    own = [f"           the recipe's own run took {recorded}, on the machine that its header names"] if recorded else []
+    return [f"time       about {steps + evaluations:.1f} min {spread}", f"           (the first is {both})", *own]
 
 
 def write_results(session: Session, run: RunFolder, state: RunState, after: Mapping[str, object]) -> dict[str, object]:
     """Save the model and curves of a finished run; returns the content of its summary."""
     folder, rewards = run.path, [line["reward"] for line in run.metrics() if "reward" in line]
-    summary = build_summary(
-        before=state.before,
-        after=after,
-        seconds=state.seconds,
-        tokens={
+    summary: dict[str, object] = {
+        "before": held_out_results(state.before),
+        "after": held_out_results(after),
+        "seconds": {**state.seconds, "total": sum(state.seconds.values())},
+        "tokens": {
             "completion": state.completion_tokens,
             "sampled": state.sampled_tokens,
             "trained": state.trained_tokens,
             "all": state.num_tokens,
         },
-        device=str(session.policy.device),
-        run={
-            "steps": state.step,
-            "algorithm": session.algorithm.name,
-            "rewards": {function.name: function.settings.weight for function in session.rewards},
-            "training_reward": {"first_step": rewards[0], "last_step": rewards[-1]} if rewards else None,
-            "recipe": state.recipe or None,
-            "machine": {"cores": os.cpu_count(), "threads": torch.get_num_threads()},
-        },
-    )
+        "peak_memory_bytes": peak_memory_bytes(),
+        "versions": versions(),
+        "device": str(session.policy.device),
+        "steps": state.step,
+        "algorithm": session.algorithm.name,
+        "rewards": {function.name: function.settings.weight for function in session.rewards},
+        "training_reward": {"first_step": rewards[0], "last_step": rewards[-1]} if rewards else None,
+        "recipe": state.recipe or None,
+        "machine": {"cores": os.cpu_count(), "threads": torch.get_num_threads()},
+    }
     rollout, rows = session.config.rollout, comparison(summary, session.questions().probes.values())
     lines = ["| held-out | before | after |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
     table = "\n".join(lines) if rows else NOTHING_HELD_OUT

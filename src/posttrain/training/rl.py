@@ -104,9 +104,9 @@ def run_steps(config: Config, caller: CallerObjects, start: StartOptions) -> Run
     with joined(config.run.rank_timeout_seconds) as ranks:
         ranks.agree("the settings", lambda: shared_recipe(config))
         if ranks.rank:
-            from posttrain.training.following import follow_rl
+            from posttrain.training.following import RlFollower, follow_rank_0
 
-            return follow_rl(config, caller, ranks)
+            return follow_rank_0(RlFollower(config, caller, ranks), ranks, config.run.folder)
         start, inputs = start.now(ranks), inputs_of(config, caller)
         if start.resume:
             inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=start.accept_changes)

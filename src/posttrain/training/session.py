@@ -14,7 +14,7 @@ from posttrain.binding import bind
 from posttrain.config import Config
 from posttrain.config.reading import resolved_config
 from posttrain.config.recipes import short_reward
-from posttrain.config.sections import require_one_turn
+from posttrain.config.sections import CollectConfig, require_one_turn
 from posttrain.environments.protocol import Own
 from posttrain.environments.run_environment import RepliesOfRun, ReplySettings, RunEnvironment
 from posttrain.errors import UserError
@@ -348,23 +348,26 @@ def longest_of(task: Task) -> int:
     return max((len(prompt.tokens) for prompt in longest_prompts(task)), default=0)
 
 
-def replies_of(config: Config, caller: CallerObjects, policy: Policy, opened: ExitStack) -> RepliesOfRun:
+def replies_of(
+    config: Config | CollectConfig, caller: CallerObjects, policy: Policy, opened: ExitStack
+) -> RepliesOfRun:
     """What replies to the policy: the caller's environment or tools, or the recipe's."""
+    section = "rollout" if isinstance(config, Config) else "sampling"
     settings = ReplySettings(
         environment=config.environment,
         tools=caller.tools or config.tools,
         tools_at=config.tools_at,
-        sampling=config.rollout,
+        sampling=getattr(config, section),
         sandbox=config.sandbox,
         own=caller.environment,
     )
     if not settings.anyone:
-        require_one_turn(config, "rollout")
+        require_one_turn(config, section)
     return RepliesOfRun(policy, settings, config.model.template_options, opened)
 
 
 def engine_of(
-    config: Config, caller: CallerObjects, policy: Policy, longest: int, *, samples: bool = True
+    config: Config | CollectConfig, caller: CallerObjects, policy: Policy, longest: int, *, samples: bool = True
 ) -> tuple[Engine, Policy]:
     """The engine that samples: the caller's, the recipe's or ours; and the policy that agrees with it.
 
@@ -381,11 +384,13 @@ def engine_of(
         from posttrain.generation.http.http_engine import HttpEngine
 
         longest = min(longest, policy.max_positions)
-        return HttpEngine(policy, config.engine, longest=longest, sampling=config.rollout.sampling), policy
-    tried = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
+        sampling = config.rollout if isinstance(config, Config) else config.sampling
+        return HttpEngine(policy, config.engine, longest=longest, sampling=sampling.sampling), policy
+    max_rows = config.rollout.max_rows if isinstance(config, Config) else config.collect.max_rows
+    tried = engine_in_parity(policy, max_rows=max_rows, longest=longest)
     if policy.ranks.size == 1:
         return cast(Engine, tried), tried.policy
-    if config.rollout.max_staleness:
+    if isinstance(config, Config) and config.rollout.max_staleness:
         raise UserError(
             f"rollout.max_staleness = {config.rollout.max_staleness}: {policy.ranks.size} ranks sample and train by"
             " turns.  Set it to 0, or sample on servers (engine.name = http)."

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from posttrain.config import Config
+from posttrain.config.sections import SampledSections
 from posttrain.errors import UserError
 from posttrain.models.policy import Policy
 from posttrain.rewards.grading.dispatch import require_rewarded_rows
@@ -16,14 +16,14 @@ from posttrain.tasks.base import Task, task_rewards
 
 
 def rewards_of(
-    config: Config, functions: Sequence[RewardFunction], task: Task, policy: Policy, *, replies_pay: bool = False
+    config: SampledSections, given: Sequence[RewardFunction], task: Task, policy: Policy, *, replies_pay: bool = False
 ) -> tuple[RewardFunction, ...]:
     """The caller's functions and those of the config, else the task's; with `replies_pay`, the environment's last."""
-    rewards = (*functions, *(load_reward(item) for item in config.rewards)) or task_rewards(task)
+    rewards = (*given, *(load_reward(item) for item in config.rewards)) or task_rewards(task)
     if not rewards and not replies_pay:
         raise UserError(
             "rewards: the task has no reward function of its own, and none is given."
-            "  Name one under `rewards`, such as my_rewards.py:solved, or in Python train(config, rewards=[solved])."
+            "  Name one under `rewards`, such as my_rewards.py:solved, or in Python give rewards=[solved]."
         )
     require_use_for_cache(rewards, config.grading)
     for function in rewards:

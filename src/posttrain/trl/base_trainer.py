@@ -162,7 +162,7 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
     def save_state(self) -> None:
         """Write `state` to trainer_state.json in the folder of the run."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        saved_models.write_state(self.state, self.folder)
+        saved_models.write_trainer_state(self.state, self.folder)
 
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Print numbers of a part of the data ("train", "eval"), a line each."""
@@ -211,9 +211,7 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
             checkpoint = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
             resume, from_step = saved_models.resume_step(checkpoint, self.folder)
             if not resume and (self.folder / "config.yaml").is_file() and not self.args.overwrite_output_dir:
-                remedy = (
-                    "Use resume_from_checkpoint=True, another folder, or overwrite_output_dir=True, which deletes it."
-                )
+                remedy = "Use resume_from_checkpoint=True, another folder, or overwrite_output_dir=True, to delete it."
                 raise UserError(f"output_dir = {self.folder}: there is a run in it already.  {remedy}")
             config, length, rows = self.described()
             self.optimizer = None if any(self.optimizer is each for each in self._of_run) else self.optimizer

@@ -22,7 +22,7 @@ from posttrain.runs.watchers import Watcher
 from posttrain.trl.configs.recipe import RunLength
 from posttrain.trl.configs.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry, taken_entry
-from posttrain.trl.saved_models import link_checkpoint, prune_checkpoints, write_state
+from posttrain.trl.saved_models import link_checkpoint, prune_checkpoints, write_trainer_state
 
 LOGGED_BY_STEPS = ("loss", "grad_norm", "learning_rate")
 """What only entries of steps have."""
@@ -203,7 +203,7 @@ class CallbackWatcher(Watcher):
         self.events.control.should_save = False
         if report.step * self.length.updates_per_step == state.best_global_step:
             state.best_model_checkpoint = str(report.path)
-        write_state(state, report.path)
+        write_trainer_state(state, report.path)
         prune_checkpoints(report.path.parent, self.args, state.best_model_checkpoint)
         if report.step:
             self.events.save_model(report.path)

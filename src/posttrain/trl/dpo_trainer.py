@@ -181,17 +181,13 @@ class DPOTrainer(PairTrainer[DPOConfig]):
             chosen, rejected = torch.tensor(known, dtype=torch.float64).unbind(dim=1)
             return OfPairs(chosen, rejected)
         if self.state.global_step > 0:
-            raise UserError(
-                f"DPOTrainer.evaluate: {GONE}  Give the trainer these rows as eval_dataset, or a ref_model."
-            )
+            raise UserError(f"DPOTrainer.evaluate: {GONE}  Give these rows as eval_dataset, or a ref_model.")
         return logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
 
     def _loaded_reference(self, given: str | nn.Module, model: object) -> Policy:
         """The policy of `ref_model`."""
         if given is model and not isinstance(given, str):
-            raise UserError(
-                "DPOTrainer: ref_model is the model that is trained.  Leave it out to compare with its start."
-            )
+            raise UserError("DPOTrainer: ref_model is the trained model.  Leave it out to compare with its start.")
         if isinstance(given, str):
             plain = replace(self.model_options, path=given, adapter=None, quantization=None)
             policy = load_policy(plain, seed=self.args.seed, inference=True)

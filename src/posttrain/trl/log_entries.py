@@ -12,8 +12,7 @@ from torch import Tensor
 
 from posttrain.algorithms.advantages import decoupled_zscore
 from posttrain.records import Grades, Group
-from posttrain.training.metrics import NO_DEVIATION, completion_metrics, logged_metrics, reward_metrics, without_nan
-from posttrain.training.turn_metrics import tool_metrics
+from posttrain.training import metrics
 from posttrain.trl.configs.recipe import DEVIATION_EPSILON, scale_of
 from posttrain.trl.configs.trainer_configs import GRPOConfig, SampledFields
 
@@ -84,19 +83,19 @@ def sampled_entry(groups: Sequence[Group], grades: Grades, logged: Logged) -> En
     `reward_std` is over all rewards of the batch, sample deviation.  Lengths of completions that stopped are 0 where
     none did.
     """
-    ours, lengths = reward_metrics(grades), completion_metrics(groups)
-    rewards = without_nan(grades.rewards)
+    ours, lengths = metrics.reward_metrics(grades), metrics.completion_metrics(groups)
+    rewards = metrics.without_nan(grades.rewards)
     entry: Entry = {name: lengths[name] for name in OF_COMPLETIONS}
     entry |= {name: lengths.get(name, 0.0) for name in OF_TERMINATED}
     each = [f"rewards/{name}/{what}" for name in grades.names for what in ("mean", "std")]
     entry |= {name: ours.get(name) for name in each}
-    entry |= {name.split("/", 2)[2]: value for name, value in logged_metrics(grades.logged).items()}
+    entry |= {name.split("/", 2)[2]: value for name, value in metrics.logged_metrics(grades.logged).items()}
     entry["reward"] = ours.get("reward")
     entry["reward_std"] = stdev(rewards) if len(rewards) >= 2 else None
     entry["frac_reward_zero_std"] = share_without_deviation(grades, logged.zero_deviation)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if any(rollout.has_environment for rollout in rollouts):
-        calls = tool_metrics(rollouts)
+        calls = metrics.tool_metrics(rollouts)
         entry |= {name: calls.get(name, 0.0) for name in ("tools/call_frequency", "tools/failure_frequency")}
     return entry
 
@@ -104,10 +103,10 @@ def sampled_entry(groups: Sequence[Group], grades: Grades, logged: Logged) -> En
 def share_without_deviation(grades: Grades, over: ZeroDeviation) -> float:
     """The share of completions whose rewards are divided by a deviation of 0; of one for all of them it is 0 or 1."""
     if over == "group":
-        return reward_metrics(grades)["frac_reward_zero_std"]
+        return metrics.reward_metrics(grades)["frac_reward_zero_std"]
     if over == "batch":
-        rewards = without_nan(grades.rewards)
-        return float(len(rewards) < 2 or stdev(rewards) <= NO_DEVIATION)
+        rewards = metrics.without_nan(grades.rewards)
+        return float(len(rewards) < 2 or stdev(rewards) <= metrics.NO_DEVIATION)
     summed = decoupled_zscore(grades.clipped, grades.weights, deviation="sample", epsilon=DEVIATION_EPSILON)
     return float(not summed.any())
 

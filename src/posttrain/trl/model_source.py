@@ -200,9 +200,7 @@ def policy_of_path(
 def model_object(source: Given, model: nn.Module, options: ModelOptions) -> nn.Module:
     """A model that a script has loaded itself, on its device, with the adapter of `peft_config`."""
     if options.quantization is not None:
-        raise UserError(
-            "quantization_config: the model is loaded already.  Load it with that config, or give its path."
-        )
+        raise UserError("quantization_config: the model is loaded already.  Load it with that config, or give a path.")
     move_to(model, chosen_device(options.device))
     if options.gradient_checkpointing and hasattr(model, "gradient_checkpointing_enable"):
         cast(PreTrainedModel, model).gradient_checkpointing_enable()
@@ -228,9 +226,7 @@ def move_to(model: nn.Module, device: torch.device) -> None:
 def require_tokenizer(candidate: object) -> PreTrainedTokenizerBase:
     if not isinstance(candidate, PreTrainedTokenizerBase):
         kind = type(candidate).__name__
-        raise UserError(
-            f"processing_class: a {kind} is given.  Give a tokenizer, as AutoTokenizer.from_pretrained does."
-        )
+        raise UserError(f"processing_class: a {kind} is given.  Give one of AutoTokenizer.from_pretrained.")
     return candidate
 
 

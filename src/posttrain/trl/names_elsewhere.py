@@ -14,9 +14,7 @@ TRAINER_NAMES = Path(__file__).with_name("trainer_names.json")
 
 `python benchmarks/trl/trainer_names.py` writes this file, and `make trl-parity` compares it.
 """
-NAMES = {
-    trainer: frozenset(" ".join(lines).split()) for trainer, lines in json.loads(TRAINER_NAMES.read_bytes()).items()
-}
+NAMES = {kind: frozenset(" ".join(lines).split()) for kind, lines in json.loads(TRAINER_NAMES.read_bytes()).items()}
 COMPLETIONS = "Every completion is in rollouts/ of the run's folder; for other actions write a TrainerCallback."
 PAIRS = "For pairs of answers use DPOTrainer with DPOConfig."
 ONLINE = "To train by reward use GRPOTrainer with GRPOConfig, or posttrain.train with another algorithm."
@@ -25,9 +23,7 @@ PREFERENCES = "Give `chosen` and `rejected` as whole conversations: trainers fin
 INSTEAD = {
     "setup_chat_format": "TRL has dropped it too.  Give a tokenizer with a chat_template as processing_class.",
     "clone_chat_template": "Give a tokenizer with that chat_template as processing_class.",
-    **dict.fromkeys(
-        ("DatasetMixtureConfig", "get_dataset"), "Load the data in the script, and give the rows to the trainer."
-    ),
+    **dict.fromkeys(("DatasetMixtureConfig", "get_dataset"), "Load the data in the script, and give the trainer rows."),
     "DataCollatorForCompletionOnlyLM": "Give rows of `prompt` and `completion`, and leave it out.",
     **{f"{kind}Callback": COMPLETIONS for kind in ("LogCompletions", "RichProgress", "WinRate")},
     "SyncRefModelCallback": "Set sync_ref_model=True in GRPOConfig.",

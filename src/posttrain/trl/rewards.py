@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.environments.method_tools import MethodTools
 from posttrain.errors import UserError
-from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
+from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, sandbox_answers
 from posttrain.rewards.grading import function
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.calls import ENVIRONMENT
@@ -173,7 +173,7 @@ def with_solutions(texts: Sequence[str], solutions: Sequence[str]) -> list[Compa
     if not pairs:
         return []
     sandbox = sandbox_with_maths(default_resources().sandboxes)
-    return [compared(reply) for reply in answers(sandbox, FIRST_LATEX, pairs, cpu_seconds=CPU_SECONDS)]
+    return [compared(reply) for reply in sandbox_answers(sandbox, FIRST_LATEX, pairs, cpu_seconds=CPU_SECONDS)]
 
 
 def compared(reply: object) -> Compared:

@@ -99,7 +99,7 @@ def prune_checkpoints(folder: Path, args: TrainingFields, best: str | None) -> N
         discard(steps[step])
 
 
-def write_state(state: TrainerState, folder: Path) -> None:
+def write_trainer_state(state: TrainerState, folder: Path) -> None:
     """Write the state for transformers' `TrainerState.load_from_json`."""
     content = json.dumps(asdict(state), indent=2, sort_keys=True) + "\n"
     write_atomically(folder / STATE_FILE, content.encode())

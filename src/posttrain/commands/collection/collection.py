@@ -6,7 +6,7 @@ written from them each time that collecting ends or stops.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from posttrain.binding import bind
 from posttrain.commands.collection import pairs
 from posttrain.commands.collection.ballot import Ballot
 from posttrain.commands.collection.judge_answers import LlmJudge
-from posttrain.commands.collection.prompt_sampler import PairObjects, PromptSampler, Rows
+from posttrain.commands.collection.prompt_sampler import PromptSampler
 from posttrain.config import CollectConfig, build
 from posttrain.config.recipes import short_reward
 from posttrain.errors import RunError, UserError
@@ -31,6 +31,8 @@ from posttrain.runs.interruption import Interruption, interruptible
 from posttrain.runs.progress import Progress, peak_memory_bytes
 from posttrain.runs.reports import Run, versions
 from posttrain.runs.run_inputs import FILE as INPUTS, RunInput, RunInputs, class_name, code_input, require_same_inputs
+from posttrain.tasks.dataset import Rows
+from posttrain.training.session import CallerObjects, Rewards
 
 COMPLETIONS, ANSWERS, VOTES = "completions.jsonl", "answers.jsonl", "votes.jsonl"
 PREFERENCES, TIES = "preferences.jsonl", "ties.jsonl"
@@ -63,10 +65,11 @@ class CollectionFolder(Folder):
         return {name: LineJournal(self.path / name) for name in (COMPLETIONS, ANSWERS, VOTES)}
 
 
-def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
+def inputs_of_collection(config: CollectConfig, own: CallerObjects) -> RunInputs:
     """The caller's objects, and the files that the recipe names, with digests."""
     objects, named = named_inputs.policy_input(own.policy), dict[str, RunInput]()
-    for index, reward in enumerate(own.rewards):
+    given = own.rewards if isinstance(own.rewards, list | tuple) else [own.rewards]
+    for index, reward in enumerate(given):
         if isinstance(reward, str):
             options = bind(RewardOptions, short_reward(reward), where="rewards")
             named |= named_inputs.read_all(named_inputs.files_of_reward(f"rewards[{index}], by its name", options))
@@ -81,7 +84,7 @@ def collect(
     *,
     policy: Policy | None = None,
     rows: Rows | None = None,
-    rewards: Sequence[object] = (),
+    rewards: Rewards = (),
     people: "Callable[[Collection], None] | None" = None,
     resume: bool = False,
     accept_changes: bool = False,
@@ -93,7 +96,7 @@ def collect(
     person, has people vote on its ballots, and returns when they are done or want to stop.  With `resume` the
     collection in `config.run.folder` continues: nothing is sampled, asked or voted on twice.
     """
-    own = PairObjects(policy=policy, rows=None if rows is None else list(rows), rewards=tuple(rewards))
+    own = CallerObjects(policy=policy, rows=rows, rewards=rewards)
     path, inputs = Path(config.run.folder), inputs_of_collection(config, own)
     if resume:
         before = build(CollectConfig, [named_inputs.run_recipe(path)], to_run=False)
@@ -121,7 +124,7 @@ class Collection:
     """One collection, from its folder to its rows."""
 
     config: CollectConfig
-    own: PairObjects
+    own: CallerObjects
     inputs: RunInputs
     folder: CollectionFolder
     progress: Progress

@@ -8,13 +8,14 @@ from typing import Any
 from posttrain.commands.collection.ballot import barred
 from posttrain.commands.collection.judge_answers import LlmJudge
 from posttrain.commands.collection.pairs import choose_pairs
-from posttrain.commands.collection.prompt_sampler import PairObjects, PromptSampler
+from posttrain.commands.collection.prompt_sampler import PromptSampler
 from posttrain.config import CollectConfig
 from posttrain.options.collect import LlmJudgeOptions, RewardJudgeOptions
 from posttrain.runs.folder import resume_command, shown
 from posttrain.runs.progress import visible
 from posttrain.runs.reports import Run
 from posttrain.tasks.dataset import count_text
+from posttrain.training.session import NO_CALLER
 
 DROPPED = {
     "num_identical": "identical",
@@ -37,7 +38,7 @@ def show_collection_plan(config: CollectConfig) -> None:
     elif isinstance(judge, RewardJudgeOptions):
         how = f"by rewards; a difference of at most {judge.margin:g} is a tie"
     sampled = f"{count_text(options.num_prompts, 'prompt')} × {count_text(options.group_size, 'completion')}"
-    with PromptSampler(config, PairObjects()) as sampler:
+    with PromptSampler(config, NO_CALLER) as sampler:
         print(f"model      {config.model.path}")
         print(f"samples    {sampled}, round {options.round}")
         print(f"pairs      {options.pairs}: at most {pairs}")

@@ -342,9 +342,7 @@ def order_summary(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
             if each["order"]:
                 asked[pair, each["principle"]].append(each)
     both = [of_question for of_question in asked.values() if len(of_question) == 2]
-    shown_first = [
-        each["share"] if each["order"] == "first" else 1 - each["share"] for of_both in both for each in of_both
-    ]
+    shown_first = [each["share"] if each["order"] == "first" else 1 - each["share"] for pair in both for each in pair]
     kept = sum(one["share"] == other["share"] for one, other in both)
     return {
         "num_asked_in_both_orders": len(both),

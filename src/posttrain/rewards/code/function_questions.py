@@ -85,7 +85,7 @@ class FunctionQuestions:
             self.begin(sandbox)
 
 
-def answers(
+def sandbox_answers(
     sandbox: Sandbox, function: SandboxFunction, questions: Sequence[Sequence[object]], *, cpu_seconds: float
 ) -> list[object]:
     parts = [questions[start : start + TOGETHER] for start in range(0, len(questions), TOGETHER)]

@@ -165,7 +165,7 @@ HUB_SECONDS = 5.0
 
 
 @contextmanager
-def reading(file: Path, kind: str) -> Iterator[None]:
+def loading_rows(file: Path, kind: str) -> Iterator[None]:
     """Inside, errors of a damaged file are the user's."""
     import pyarrow as pa
 
@@ -178,7 +178,7 @@ def reading(file: Path, kind: str) -> Iterator[None]:
 def parquet_rows(file: Path) -> Sequence[object]:
     from pyarrow import parquet
 
-    with reading(file, "parquet"):
+    with loading_rows(file, "parquet"):
         return list(parquet.read_table(file).to_pylist())
 
 
@@ -186,7 +186,7 @@ def arrow_rows(file: Path) -> Sequence[object]:
     """The rows of an Arrow file, in the format of streams (as `datasets` caches it) or of files."""
     import pyarrow as pa
 
-    with reading(file, "arrow"), pa.memory_map(str(file)) as content:
+    with loading_rows(file, "arrow"), pa.memory_map(str(file)) as content:
         is_file = content.read(6) == b"ARROW1"
         content.seek(0)
         opened = pa.ipc.open_file(content) if is_file else pa.ipc.open_stream(content)

@@ -87,10 +87,8 @@ def rows_or_error(request: Mapping[str, Any]) -> Iterator[dict[str, object]]:
     if name not in DATASETS or name == "composite":
         names = sorted(DATASETS.keys() - {"composite"})
         near = did_you_mean(name, names)
-        hint = (
-            near if near.startswith("Did") else f"There are {', '.join(names[:SHOWN])} and {len(names) - SHOWN} more."
-        )
-        yield {"error": f"generator = {name}: reasoning-gym has no generator of that name.  {hint}"}
+        end = near if near.startswith("Did") else f"There are {', '.join(names[:SHOWN])} and {len(names) - SHOWN} more."
+        yield {"error": f"generator = {name}: reasoning-gym has no generator of that name.  {end}"}
         return
     known = [each.name for each in dataclasses.fields(DATASETS[name][1])]
     for unknown in (option for option in options if option not in known):

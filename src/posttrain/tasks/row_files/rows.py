@@ -129,9 +129,7 @@ def original_rows(path: str, source: RowSourceOptions, split: str, bad: BadRows)
     if files:
         for option, value in {"split": split, "subset": source.subset, "revision": source.revision}.items():
             if value:
-                raise UserError(
-                    f"{path}: {option} = {value} is for data sets on the hub, not for files.  Leave it out."
-                )
+                raise UserError(f"{path}: {option} = {value} is for data sets on the hub, not files.  Leave it out.")
         return [row for file in files for row in checked_rows(found_in(file, source.delimiter), file.name, bad)]
     if folder.is_dir():
         if not file_rows.is_saved_dataset(folder):

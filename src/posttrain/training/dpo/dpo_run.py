@@ -245,15 +245,12 @@ def train_dpo(
     opened = partial(open_dpo, caller=caller, reference=compared)
 
     def follows(ranks: RankGroup) -> Run:
-        from posttrain.training.dpo.round_follower import follow_rounds
+        from posttrain.training.dpo.round_follower import RoundFollower
+        from posttrain.training.following import follow_rank_0
 
-        return follow_rounds(config, caller, compared, ranks)
+        return follow_rank_0(RoundFollower(config, caller, compared, ranks), ranks, config.run.folder)
 
     return run_fit(config, inputs, start, opened, policy, follows if config.dpo.rounds else None)
-
-
-def show_dpo_plan(config: DpoConfig) -> None:
-    show_fit_plan(config, open_dpo)
 
 
 @contextmanager
@@ -278,3 +275,6 @@ def open_dpo(
     fitted = FitSession(config, name, pairs, objective, own_optimizer=caller.optimizer)
     require_all_trained(fitted.trained.optimizer, policy.model)
     yield fitted
+
+
+show_dpo_plan = partial(show_fit_plan, opened=open_dpo)

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from posttrain.config import DpoConfig
 from posttrain.ranks.group import RankGroup
 from posttrain.records import Preference
-from posttrain.runs.reports import Run
 from posttrain.training.dpo.learned_rounds import LearnedRounds
 from posttrain.training.fit_session import FitSession
-from posttrain.training.following import FitFollower, RlFollower, follow
+from posttrain.training.following import FitFollower, RlFollower
 from posttrain.training.reference import Reference
 from posttrain.training.session import CallerObjects
 
@@ -31,7 +30,3 @@ class RoundFollower(RlFollower, FitFollower):
 
     def begin_round(self, number: int, pairs: Sequence[Preference]) -> None:
         self.rounds.begin_round(number, pairs)
-
-
-def follow_rounds(config: DpoConfig, caller: CallerObjects, reference: Reference | None, ranks: RankGroup) -> Run:
-    return follow(RoundFollower(config, caller, reference, ranks), ranks, config.run.folder)

@@ -125,12 +125,10 @@ class RewardModelObjective(FitObjective[Preference]):
         options = self.options
         with_margin = sum(pair.margin is not None for pair in self.pairs.training)
         margins = f", margins of {with_margin} pairs times {options.margin_scale:g}" if with_margin else ""
-        merged = (
-            ["           the adapter is merged into the base when it is saved"] if self.config.model.adapter else []
-        )
+        saved = ["           the adapter is merged into the base when it is saved"] if self.config.model.adapter else []
         return [
             f"head       {self.scorer.head.weight.shape[1]} weights, read at the last token of prompt and answer",
-            *merged,
+            *saved,
             f"loss       -log σ(r_chosen - r_rejected), centring {options.center_coefficient:g}{margins}",
         ]
 
@@ -220,10 +218,6 @@ def train_reward_model(
     return run_fit(config, inputs, start, opened, policy)
 
 
-def show_reward_plan(config: RewardModelConfig) -> None:
-    show_fit_plan(config, open_reward_model)
-
-
 def open_reward_model(
     config: RewardModelConfig,
     policy: Policy | None = None,
@@ -242,3 +236,6 @@ def open_reward_model(
     scorer = new_scorer(policy, seed=seed) if head is None else TextScorer(policy, head)
     objective = RewardModelObjective(config, scorer, pairs)
     return nullcontext(FitSession(config, name, pairs, objective, own_optimizer=optimizer))
+
+
+show_reward_plan = partial(show_fit_plan, opened=open_reward_model)

@@ -8,7 +8,7 @@ from typing import Any
 
 from posttrain.errors import UserError
 from posttrain.models.conversation_masks import Dialogue, Masking, trimmed
-from posttrain.models.messages import ASSISTANT, KNOWN_KEYS, is_call, learned_mark, plain_answer
+from posttrain.models.messages import ASSISTANT, KNOWN_KEYS, learned_mark, makes_call, plain_answer
 from posttrain.models.rendering import TooLongText
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
@@ -210,7 +210,7 @@ class ExampleMaker:
             found = [masking.every_turn(conversation)]
         keys = (key for message in conversation.messages for key in message if key not in KNOWN_KEYS)
         self.unread.update(key for key in keys if key not in masking.renderer.template)
-        if any(not str(turn["content"]).strip() and not is_call(turn) for turn in learned):
+        if any(not str(turn["content"]).strip() and not makes_call(turn) for turn in learned):
             self.silent.append(conversation.where)
         return found
 
@@ -244,16 +244,16 @@ def row_list(rows: Sequence[str]) -> str:
 
 def token_row(row: DatasetRow) -> TokenRow:
     """A row of tokens.  Raises UserError if its columns do not agree."""
-    tokens = numbers_in(row, TOKENS)
+    tokens = whole_numbers(row, TOKENS)
     if not tokens:
         raise UserError(f"{row.where}: the column `{TOKENS}` is empty; fill it or drop the row")
-    if 0 in numbers_in(row, "attention_mask", len(tokens), default=1):
+    if 0 in whole_numbers(row, "attention_mask", len(tokens), default=1):
         raise UserError(f"{row.where}: its attention_mask leaves out tokens; give rows without padding")
     learned = [True] * len(tokens)
     for mask in MASKS:
-        learned = [a and b != 0 for a, b in zip(learned, numbers_in(row, mask, len(tokens), default=1), strict=True)]
+        learned = [a and b != 0 for a, b in zip(learned, whole_numbers(row, mask, len(tokens), default=1), strict=True)]
     if row.columns.get(LABELS) is not None:
-        labels = numbers_in(row, LABELS, len(tokens), default=0)
+        labels = whole_numbers(row, LABELS, len(tokens), default=0)
         wrong = next((i for i, label in enumerate(labels) if label not in (NOT_LEARNED, tokens[i])), None)
         if wrong is not None:
             raise UserError(
@@ -264,7 +264,7 @@ def token_row(row: DatasetRow) -> TokenRow:
     return TokenRow(row.where, tuple(tokens), (False, *learned[1:]))
 
 
-def numbers_in(row: DatasetRow, column: str, length: int | None = None, *, default: int = 0) -> Sequence[int]:
+def whole_numbers(row: DatasetRow, column: str, length: int | None = None, *, default: int = 0) -> Sequence[int]:
     """A column of whole numbers, one for each token where their number is known; without the column, the default."""
     given = row.columns.get(column)
     if given is None and length is not None:

@@ -242,10 +242,6 @@ def train_sft(
     return run_fit(config, inputs, start, partial(open_sft, policy=policy, given=given, optimizer=optimizer), policy)
 
 
-def show_sft_plan(config: SftConfig) -> None:
-    show_fit_plan(config, open_sft)
-
-
 def open_sft(
     config: SftConfig,
     policy: Policy | None = None,
@@ -260,6 +256,9 @@ def open_sft(
     source = example_source(config, policy, given)
     objective = SftObjective(config, policy, source.held_out(config.sft))
     return nullcontext(FitSession(config, name, source, objective, own_optimizer=optimizer))
+
+
+show_sft_plan = partial(show_fit_plan, opened=open_sft)
 
 
 def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> RowExamples | DemonstrationSet:

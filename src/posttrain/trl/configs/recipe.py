@@ -111,9 +111,7 @@ def batch_plan(args: SampledFields) -> BatchPlan:
             f" there {are} {prompts}."
         )
     elif updates > 1:
-        notes.append(
-            f"the {updates} updates on a generation batch are each on whole groups, which TRL would tear apart."
-        )
+        notes.append(f"the {updates} updates on a generation batch are each on whole groups, which TRL tears apart.")
     minibatches = min(updates, prompts)
     return BatchPlan(
         **step,
@@ -257,9 +255,7 @@ def rloo_section(args: SampledFields) -> dict[str, object]:
     assert isinstance(args, RLOOConfig)
     bounds = args.reward_clip_range
     wrong = bounds is not None and (len(bounds) != 2 or bounds[0] > bounds[1])
-    require_each(
-        args, {f"reward_clip_range = {bounds}: give the least and the most reward, such as (-1.0, 1.0).": wrong}
-    )
+    require_each(args, {f"reward_clip_range = {bounds}: give the least and the most reward, such as (-1, 1).": wrong})
     section: dict[str, object] = {
         "name": "rloo",
         "clip_low": args.epsilon,

@@ -79,9 +79,7 @@ def get_peft_config(model_args: ModelConfig) -> "LoraConfig | None":
     if not model_args.use_peft:
         return None
     if model_args.load_in_4bit:
-        print(
-            "posttrain.trl: load_in_4bit = True: give get_quantization_config(...) as quantization_config.", flush=True
-        )
+        print("posttrain.trl: load_in_4bit = True: give get_quantization_config as quantization_config.", flush=True)
     try:
         from peft import LoraConfig
     except ModuleNotFoundError as error:
