@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from posttrain.config.sections import SampledSections
+from posttrain.config.sections import CollectConfig, SampledSections
 from posttrain.errors import UserError
 from posttrain.models.policy import Policy
 from posttrain.rewards.grading.dispatch import require_rewarded_rows
@@ -21,10 +21,9 @@ def rewards_of(
     """The caller's functions and those of the config, else the task's; with `replies_pay`, the environment's last."""
     rewards = (*given, *(load_reward(item) for item in config.rewards)) or task_rewards(task)
     if not rewards and not replies_pay:
-        raise UserError(
-            "rewards: the task has no reward function of its own, and none is given."
-            "  Name one under `rewards`, such as my_rewards.py:solved, or in Python give rewards=[solved]."
-        )
+        remedy = "Name one under `rewards`, such as my_rewards.py:solved, or in Python give rewards=[solved]."
+        judged = "  Or set judge.name = llm or person." if isinstance(config, CollectConfig) else ""
+        raise UserError(f"rewards: the task has none of its own, and none is given.  {remedy}{judged}")
     require_use_for_cache(rewards, config.grading)
     for function in rewards:
         require_enforceable(function, config.grading)
