@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -10,18 +9,17 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from posttrain.errors import RunError, ToldElsewhere, UserError
 from posttrain.ranks.group import RankGroup, Result
+from posttrain.ranks.rank_store import RankStore, store_address
 
 LOOK_SECONDS = 1.0
 """How often a waiting rank looks whether rank 0 is alive."""
@@ -33,7 +31,7 @@ OF_THE_GROUP = ("gloo", "NCCL", "Connection closed by peer", "Connection reset",
 """Texts in the errors of collectives."""
 DONE = "done"
 """What a rank says of its share, in place of signs of progress."""
-ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+CONTINUE = "Continue from the last checkpoint with --resume RUN (in Python train(config, resume=True))."
 JOINED = count()
 """Groups of this process so far: each has keys of its own in the store."""
 
@@ -41,19 +39,14 @@ JOINED = count()
 class RankProcesses(RankGroup):
     """Ranks that are processes, each with an equal copy or a shard of the weights."""
 
-    def __init__(self, rank: int, size: int, server: TCPStore, *, timeout_seconds: float) -> None:
+    def __init__(self, rank: int, size: int, *, timeout_seconds: float) -> None:
         self.rank, self.size, self.timeout_seconds = rank, size, timeout_seconds
-        self.number = next(JOINED)
-        self.job, self.store = self.keys(server)
+        self.store = RankStore(rank, size, next(JOINED), seconds=timeout_seconds)
         self._calls, self._inside = 0, False
         self._mesh: DeviceMesh | None = None
-        self._alive, self._alive_since = b"", time.monotonic()
-        self.store.set(f"process/{rank}", f"{socket.gethostname()} {os.getpid()}")
-
-    def keys(self, server: TCPStore) -> tuple[Store, Store]:
-        """The keys of this job, and of this attempt under torchrun: those of a dead one hold stale addresses."""
-        job = PrefixStore(f"posttrain {self.number}", server)
-        return job, PrefixStore(f"attempt {os.environ.get(ATTEMPT, '0')}", job)
+        self._alive, self._alive_since = "", time.monotonic()
+        self._gone: list[int] = []
+        """Ranks that cannot say themselves how they ended."""
 
     @contextmanager
     def leading(self, call: str, *given: object) -> Iterator[None]:
@@ -63,7 +56,7 @@ class RankProcesses(RankGroup):
         self._inside = True
         try:
             self._calls += 1
-            self.store.set(f"call/{self._calls}", call)
+            self.store.write(f"call/{self._calls}", call)
             self.broadcast((call, given))
             yield
         finally:
@@ -73,7 +66,7 @@ class RankProcesses(RankGroup):
         self._calls += 1
         key, self._alive_since, pause = f"call/{self._calls}", time.monotonic(), SHORTEST_PAUSE
         looked = self._alive_since
-        while not self.store.check([key]):
+        while not self.store.read(key):
             time.sleep(pause)
             pause = min(1.2 * pause, LONGEST_PAUSE)
             if time.monotonic() - looked > LOOK_SECONDS:
@@ -113,15 +106,14 @@ class RankProcesses(RankGroup):
         return self._mesh
 
     def at_work(self, *, done: bool = False) -> None:
-        self.store.set(f"share/{self.rank}", f"{self._calls} {DONE if done else time.monotonic()}")
+        self.store.write(f"share/{self.rank}", f"{self._calls} {DONE if done else time.monotonic()}")
 
     def wait_for_others(self) -> None:
         looked, pause, finished = time.monotonic(), SHORTEST_PAUSE, f"{self._calls} {DONE}"
         waiting = dict.fromkeys(range(1, self.size), ("", looked))
         while waiting:
             for rank, (before, heard) in list(waiting.items()):
-                known = self.store.check([f"share/{rank}"])
-                said, now = self.store.get(f"share/{rank}").decode() if known else "", time.monotonic()
+                said, now = self.store.read(f"share/{rank}"), time.monotonic()
                 if said == finished:
                     del waiting[rank]
                 elif said != before:
@@ -131,7 +123,7 @@ class RankProcesses(RankGroup):
                     raise RunError(f"rank {rank} made no progress within {limit}.  {CONTINUE}")
             if time.monotonic() - looked > LOOK_SECONDS:
                 looked = time.monotonic()
-                if self.store.check(["failed"]) or self._dead():
+                if self.store.read("failed") or self.store.ended():
                     raise self.lost("")
             time.sleep(pause)
             pause = min(1.2 * pause, LONGEST_PAUSE)
@@ -148,104 +140,82 @@ class RankProcesses(RankGroup):
             raise self.lost(str(error)) from error
 
     def lost(self, said: str) -> RunError:
-        """The error of a rank whose group broke: the message of the rank that failed, or which one died."""
+        """The error of a rank whose group broke: the message of the rank that failed, or which one is gone."""
         until = time.monotonic() + TOLD_WITHIN_SECONDS
+        self.store.seconds = TOLD_WITHIN_SECONDS  # it may be out of reach as well
         try:
-            while not self.store.check(["failed"]) and time.monotonic() < until:
+            while not (told := self.store.read("failed")) and time.monotonic() < until:
                 time.sleep(0.05)
-            if self.store.check(["failed"]):
-                told = json.loads(self.store.get("failed"))
-                return self._told(told["rank"], told["message"], told["exit_code"])
-            dead = self._dead()
-        except RuntimeError:  # the store has ended with the process that held it
-            dead = [0]
-        if dead:
-            return RunError(f"{' and '.join(f'rank {each}' for each in dead)} died without a message.  {CONTINUE}")
+            if told:
+                return self._told(**json.loads(told))
+            self._gone, how = self.store.ended(), "died without a message"
+            if not self._gone:
+                self._gone, how = self.store.silent(self.store.others), "gave no sign of life"
+        except RuntimeError:  # the store ended with the process that held it, or cannot be reached
+            self._gone = [0]
+            return RunError(f"{store_address()}: rank 0 ended, or its machine cannot be reached.  {CONTINUE}")
+        if self._gone:
+            return RunError(f"{' and '.join(f'rank {each}' for each in self._gone)} {how}.  {CONTINUE}")
         first, seconds = said.strip().splitlines()[0][:300], f"run.rank_timeout_seconds = {self.timeout_seconds:g}"
         return RunError(f"a rank ended, or did not answer within {seconds} ({first}).  {CONTINUE}")
 
-    def _told(self, rank: int, message: str, exit_code: int) -> RunError:
+    def _told(self, *, rank: int, message: str, exit_code: int) -> RunError:
         if rank == 0 or self.rank:  # rank 0 prints its own message and those of the others
             return ToldElsewhere(message, exit_code)
         return RunError(f"rank {rank}: {message}")
 
     def tell(self, error: BaseException) -> None:
         """Tell the other ranks what ended this one, unless one of them failed first."""
-        if self.store.check(["failed"]):
+        if self.store.read("failed"):
             return
         if not isinstance(error, UserError | KeyboardInterrupt):
             print(f"posttrain: rank {self.rank} failed:", file=sys.stderr)
             traceback.print_exception(error)
         message = str(error) or type(error).__name__
         told = {"rank": self.rank, "message": message, "exit_code": getattr(error, "exit_code", 1)}
-        self.store.set("failed", json.dumps(told))
+        self.store.write("failed", json.dumps(told))
 
     def last_error(self, error: BaseException) -> BaseException:
         """What this rank ends with: its own error, which the others learn of, or that of the rank that failed first."""
-        code = getattr(error, "exit_code", 1)
+        told_there = ToldElsewhere(str(error), getattr(error, "exit_code", 1))
         try:
-            failed_before, dead = self.store.check(["failed"]), self._dead()
-            if isinstance(error, KeyboardInterrupt) and (failed_before or dead):
+            failed_before, ended = bool(self.store.read("failed")), self.store.ended()
+            if isinstance(error, KeyboardInterrupt) and (failed_before or ended):
                 return self.lost("")  # a starter ends all ranks when one has failed
             self.tell(error)
-        except RuntimeError:  # the store has ended with rank 0, which has said why
-            return ToldElsewhere(str(error), code)
-        if self.rank and (failed_before or 0 not in dead):
-            return ToldElsewhere(str(error), code)
+        except RuntimeError:  # the store has ended with rank 0, which has said why on its machine
+            return error if self.store.leader_is_elsewhere else told_there
+        if self.rank and (failed_before or 0 not in {*ended, *self._gone}):
+            return told_there
         return error
 
     def require_leader(self) -> None:
-        if self.store.check(["failed"]):
+        if self.store.read("failed") or 0 in self.store.ended():
             raise self.lost("")
-        now, alive = time.monotonic(), self.store.get("alive")
+        now, alive = time.monotonic(), self.store.read("alive/0")
         if alive != self._alive:
             self._alive, self._alive_since = alive, now
-        if 0 in self._dead():
-            raise RunError(f"rank 0 died without a message.  {CONTINUE}")
         if now - self._alive_since > self.timeout_seconds:
-            limit = f"run.rank_timeout_seconds = {self.timeout_seconds:g}"
+            self._gone, limit = [0], f"run.rank_timeout_seconds = {self.timeout_seconds:g}"
             raise RunError(f"rank 0 gave no sign of life within {limit}.  {CONTINUE}")
 
-    def _dead(self) -> list[int]:
-        """Other ranks of this machine whose process has ended."""
-        found = []
-        for rank in range(self.size):
-            if rank == self.rank or not self.store.check([f"process/{rank}"]):
-                continue
-            host, process = self.store.get(f"process/{rank}").decode().rsplit(" ", 1)
-            if host == socket.gethostname() and not is_running(int(process)):
-                found.append(rank)
-        return found
-
     def has_begun(self) -> bool:
-        return bool(self.job.check(["begun"]))
+        return self.store.has_begun()
 
     def begins(self) -> None:
-        self.job.set("begun", "yes")
-
-
-CONTINUE = "Continue from the last checkpoint with --resume RUN (in Python train(config, resume=True))."
-
-
-def is_running(process: int) -> bool:
-    """Whether a process of this machine runs; one that has ended and waits for its parent does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return not Path("/proc").is_dir()
+        self.store.begins()
 
 
 @contextmanager
 def joined_processes(timeout_seconds: float) -> Iterator[RankProcesses]:
     """Join the group that the environment describes.  A failed rank tells the others, which end as well."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    ranks, ours = joined_group(rank, size, timeout_seconds), not dist.is_initialized()
+    ranks, ours = RankProcesses(rank, size, timeout_seconds=timeout_seconds), not dist.is_initialized()
     ended = threading.Event()
     try:
         if ours:
             start_group(ranks)
-        if rank == 0:
-            threading.Thread(target=show_life, args=(ranks, ended), daemon=True).start()
+        threading.Thread(target=ranks.store.show_life, args=(ended,), daemon=True).start()
         with ranks.naming_peers():
             yield ranks
     except GeneratorExit:  # the caller of `steps` wants no more of them
@@ -264,47 +234,21 @@ def joined_processes(timeout_seconds: float) -> Iterator[RankProcesses]:
             dist.destroy_process_group()
 
 
-def joined_group(rank: int, size: int, timeout_seconds: float) -> RankProcesses:
-    """The group, whose ranks know each other's keys and are not connected yet."""
-    ranks = RankProcesses(rank, size, store_of_process(rank), timeout_seconds=timeout_seconds)
-    if rank == 0:
-        ranks.store.set("alive", "0")
-    return ranks
-
-
-@cache
-def store_of_process(rank: int) -> TCPStore:
-    """Held as long as the process: where rank 0 is the host of the store, others read it until they end."""
-    return connection(rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
-
-
-def connection(is_host: bool = False) -> TCPStore:
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(address, port, is_master=is_host, wait_for_workers=False)
-
-
 def start_group(ranks: RankProcesses) -> None:
     """Connect the ranks: by gloo, and on GPUs by NCCL."""
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(
-        backend,
-        store=PrefixStore("group", ranks.store),
-        rank=ranks.rank,
-        world_size=ranks.size,
-        timeout=timedelta(seconds=ranks.timeout_seconds),
-    )
-
-
-def show_life(ranks: RankProcesses, ended: threading.Event) -> None:
-    """Say every few seconds that rank 0 is alive, over a connection of its own."""
     try:
-        _, store = ranks.keys(connection())
-        for number in count(1):
-            store.set("alive", str(number))
-            if ended.wait(min(5.0, ranks.timeout_seconds / 4)):
-                return
-    except RuntimeError:
-        return  # the store has ended, and the run with it
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("group", ranks.store.attempt),
+            rank=ranks.rank,
+            world_size=ranks.size,
+            timeout=timedelta(seconds=ranks.timeout_seconds),
+        )
+    except RuntimeError as error:
+        said = str(error).strip().splitlines()[0][:300]
+        remedy = "Set GLOO_SOCKET_IFNAME to the network interface that their machines share (`ip address` shows it)."
+        raise RunError(f"the ranks cannot connect to each other ({said}).  {remedy}") from error
