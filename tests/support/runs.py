@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 from matplotlib.figure import Figure
 from pyarrow import parquet
+from safetensors import deserialize
 
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.options.model import NewModelOptions
@@ -218,7 +219,9 @@ def contents(run: Path) -> dict[str, Any]:
     files = [path for path in sorted(run.rglob("*")) if path.is_file()]
     for path in files:
         name = path.relative_to(run).as_posix()
-        if path.suffix in (".safetensors", ".parquet") or name == "scores.jsonl":
+        if path.name.startswith("shard-"):  # the order of its keys is that in which they came
+            found[name] = dict(deserialize(path.read_bytes()))
+        elif path.suffix in (".safetensors", ".parquet") or name == "scores.jsonl":
             found[name] = path.read_bytes()
         elif name == "summary.json":
             summary = json.loads(path.read_bytes())
