@@ -12,8 +12,14 @@ from pathlib import Path
 import pytest
 
 from posttrain.cli import main
-from posttrain.commands.launch import filled, launch_of
-from posttrain.commands.processes import PlacedProcess, follow, require_free_addresses, started, wait_until_ready
+from posttrain.commands.launch import launch_of, typed_words
+from posttrain.commands.processes import (
+    PlacedProcess,
+    require_free_addresses,
+    show_until_end,
+    started,
+    wait_until_ready,
+)
 from posttrain.commands.ray_processes import started_by_ray
 from posttrain.config import load_recipe
 from posttrain.errors import RunError, UserError
@@ -61,7 +67,7 @@ def test_the_trainer_starts_once_servers_are_ready_and_all_end_with_it(tmp_path,
     with started([server(tmp_path, free_port, delay=0.3)], tmp_path / "logs", stop_seconds=5) as servers:
         wait_until_ready(servers, 20)
         with started([program("print('step 1')")], tmp_path / "logs", stop_seconds=5) as (trainer,):
-            assert follow(trainer, servers) == 0
+            assert show_until_end(trainer, servers) == 0
         number = servers[0].handle.pid
         assert is_running(number)
     assert not is_running(number)
@@ -103,7 +109,7 @@ def test_the_server_that_ended_before_the_trainer_failed_is_named_first(tmp_path
         started([failing], tmp_path, stop_seconds=5) as (trainer,),
         pytest.raises(RunError) as error,
     ):
-        follow(trainer, servers)
+        show_until_end(trainer, servers)
     assert str(error.value).startswith("engine-0: ended with exit code 1, before the trainer failed")
     assert "out of memory" in str(error.value)
 
@@ -159,7 +165,7 @@ def test_actors_of_ray_hold_the_same_processes(tmp_path, free_port, capfd):
             started_by_ray([failing], tmp_path / "logs", stop_seconds=5) as (trainer,),
             pytest.raises(RunError, match="trainer: ended with exit code 3"),
         ):
-            follow(trainer, servers)
+            show_until_end(trainer, servers)
     assert "step 1" in capfd.readouterr().out
 
 
@@ -167,8 +173,12 @@ def test_dry_run_prints_commands_that_can_be_typed(capsys):
     flags = ["--placement.engines.count", "2", "--placement.trainer.ranks", "2", "--model.dtype", "float32"]
     assert main(["launch", "countdown-tiny", *flags, "--dry-run"]) == 0
     first, second, trainer = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-    assert first == shlex.split("posttrain serve bundled --rl --port 8100 --model.dtype float32 --seconds 600")
-    assert second == shlex.split("posttrain serve bundled --rl --port 8101 --model.dtype float32 --seconds 600")
+    assert first == shlex.split(
+        "posttrain serve bundled --rl --host 127.0.0.1 --port 8100 --model.dtype float32 --seconds 600"
+    )
+    assert second == shlex.split(
+        "posttrain serve bundled --rl --host 127.0.0.1 --port 8101 --model.dtype float32 --seconds 600"
+    )
     assert trainer[:3] == ["posttrain", "rl", "countdown-tiny"]
     urls = trainer.index("--engine.urls")
     assert trainer[urls + 1 : urls + 3] == ["http://127.0.0.1:8100", "http://127.0.0.1:8101"]
@@ -189,6 +199,21 @@ def test_a_command_of_ones_own_gets_model_host_and_port(tmp_path):
     assert engine.health == "http://127.0.0.1:9000/health"
 
 
+def test_servers_are_dealt_out_to_machines_and_found_there_by_the_trainer():
+    engines = {"count": 3, "hosts": ["node-1", "fd00::2"], "port": 9000}
+    environment = {"command": "play --at {host}:{port}", "host": "node-3"}
+    config = load_recipe("countdown-tiny", placement={"engines": engines, "environment": environment})
+    launch = launch_of(config, [])
+    assert [each.health.removesuffix("/health") for each in launch.servers] == [
+        "http://node-1:9000",
+        "http://[fd00::2]:9000",
+        "http://node-1:9001",
+        "http://node-3:8300",
+    ]
+    assert launch.servers[-1].command == ("play", "--at", "node-3:8300")
+    assert "--environment.url ws://node-3:8300/ws" in launch.trainer.typed
+
+
 def test_a_server_that_answers_already_is_not_taken_for_ours(tmp_path, free_port):
     mine = server(tmp_path, free_port)
     with started([mine], tmp_path / "logs", stop_seconds=5) as others:
@@ -205,7 +230,14 @@ def test_health_is_asked_without_a_proxy(tmp_path, free_port, monkeypatch):
 
 def test_braces_of_json_stay_in_a_command():
     command = "serve {model} --config '{\"port\": 1}' --port {port}"
-    assert filled(command, {"model": "a b", "port": "9"}) == ["serve", "a b", "--config", '{"port": 1}', "--port", "9"]
+    assert typed_words(command, {"model": "a b", "port": "9"}) == [
+        "serve",
+        "a b",
+        "--config",
+        '{"port": 1}',
+        "--port",
+        "9",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -216,6 +248,9 @@ def test_braces_of_json_stay_in_a_command():
         {"engines": {"count": 2, "python": "python3"}},
         {"engines": {"count": 2, "port": 65535}},
         {"environment": {"port": 9000}},
+        {"environment": {"host": "node-1"}},
+        {"engines": {"hosts": ["node-1"]}},
+        {"engines": {"count": 1, "hosts": []}},
     ],
 )
 def test_options_that_would_do_nothing_are_refused(placement):

@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -58,13 +59,14 @@ class Host:
         self, text: str, folder: Path, *, log: Path, environment: Mapping[str, str] = NOTHING
     ) -> "subprocess.Popen[bytes]":
         """Begin what is typed into a shell there, in a folder; the shell leads a process group."""
+        path = f"{Path(sys.executable).parent}:{environment.get('PATH', os.environ['PATH'])}"
         with open(log, "ab") as output:
             return subprocess.Popen(
                 [*in_spaces_of(self.holder), "bash", "-c", f'cd "{folder}"; {text}'],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **environment},
+                env={**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **environment, "PATH": path},
                 start_new_session=True,
             )
 

@@ -1,11 +1,17 @@
-"""A small server of OpenEnv's wire protocol: an echo that counts its steps, with failures to order."""
+"""A small server of OpenEnv's wire protocol: an echo that counts its steps, with failures to order.
+
+python tests/support/openenv_server.py HOST PORT
+"""
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
+from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection, serve
 
 STEPS = 3
@@ -15,13 +21,13 @@ STEPS = 3
 class EchoServer:
     """Counts what it was asked; `message` of a step may be "break", "garbage", "close" or "hang"."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self.asked: list[dict[str, Any]] = []
         self.sessions = 0
         self.closed = threading.Event()
         self.dies_at_step = 0
         """The step at which every second session breaks off; 0 for none."""
-        self.server: Server = serve(self.talk, "127.0.0.1", 0)
+        self.server: Server = serve(self.talk, host, port, process_request=health)
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
         self.thread.start()
 
@@ -59,6 +65,11 @@ class EchoServer:
         self.thread.join()
 
 
+def health(connection: ServerConnection, request: Request) -> Response | None:
+    """The answer to a request that does not open a WebSocket."""
+    return connection.respond(HTTPStatus.OK, "healthy\n") if request.path == "/health" else None
+
+
 @contextmanager
 def echo_server() -> Iterator[EchoServer]:
     server = EchoServer()
@@ -66,3 +77,7 @@ def echo_server() -> Iterator[EchoServer]:
         yield server
     finally:
         server.stop()
+
+
+if __name__ == "__main__":
+    EchoServer(sys.argv[1], int(sys.argv[2])).thread.join()

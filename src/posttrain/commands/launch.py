@@ -14,8 +14,8 @@ from posttrain.commands.processes import (
     POSTTRAIN,
     PlacedProcess,
     RunningProcess,
-    follow,
     require_free_addresses,
+    show_until_end,
     started,
     wait_until_ready,
 )
@@ -33,11 +33,6 @@ VLLM = (
 )
 """The server of vLLM, with the flags that training needs."""
 VLLM_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-LOCAL = "127.0.0.1"
-
-
-Starter = Callable[..., AbstractContextManager[list[RunningProcess]]]
-"""Starts processes, and ends them with its block: `processes.started` or what does the same elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,55 +80,64 @@ def main(arguments: Sequence[str]) -> int:
 
 def trainer_arguments(given: SplitArguments) -> list[str]:
     """What is typed behind `posttrain rl`: all but what only this command reads."""
-    own = {"by", "dry_run"}
-    flags = [flag for flag in given_flags(given.flags) if flag.path not in own]
+    flags = [flag for flag in given_flags(given.flags) if flag.path not in ("by", "dry_run")]
     return [*given.positional, *(word for flag in flags for word in (flag.spelled, *flag.words))]
 
 
 def launch_of(config: Config, arguments: Sequence[str]) -> Launch:
-    """The processes that a config places."""
-    placement, engines = config.placement, config.placement.engines
-    servers = [*engine_servers(config), *environment_servers(placement)]
-    flags: list[str] = []
-    if engines.count:
-        urls = [f"http://{in_address(engines.host)}:{engines.port + number}" for number in range(engines.count + 1)]
-        name = [] if "--resume" in arguments else ["--engine.name", "http"]
-        flags += [*name, "--engine.urls", *urls[:-1]]
+    """The processes that a config places; `arguments` are those of the trainer."""
+    placement, count = config.placement, config.placement.engines.count
+    engines, flags, is_new = [*engine_servers(config)], list[str](), "--resume" not in arguments
+    if engines:
+        urls = [each.health.removesuffix("/health") for each in engines]
+        flags += [*(["--engine.name", "http"] if is_new else []), "--engine.urls", *urls[:count]]
         flags += ["--engine.evaluation", urls[-1]] if placement.evaluation.engine else []
-    if placement.environment.command and "--resume" not in arguments:
-        flags += ["--environment.url", f"ws://{LOCAL}:{placement.environment.port}/ws"]
+    if placement.environment.command and is_new:
+        host, port = placement.environment.host, placement.environment.port
+        flags += ["--environment.url", f"ws://{in_address(host)}:{port}/ws"]
     if placement.trainer.ranks > 1:
         flags += ["--ranks", str(placement.trainer.ranks)]
-    trainer = PlacedProcess(name="trainer", command=(*POSTTRAIN, "rl", *arguments, *flags))
-    logs = Path(f"{config.run.folder.rstrip('/')}-logs")
-    return Launch(servers=tuple(servers), trainer=trainer, logs=logs, placement=placement)
+    return Launch(
+        servers=(*engines, *environment_servers(placement)),
+        trainer=PlacedProcess(name="trainer", command=(*POSTTRAIN, "rl", *arguments, *flags)),
+        logs=Path(f"{config.run.folder.rstrip('/')}-logs"),
+        placement=placement,
+    )
 
 
 def engine_servers(config: Config) -> Iterator[PlacedProcess]:
+    """Servers that sample, dealt out to their machines, and the one that evaluates."""
     engines = config.placement.engines
     for number in range(engines.count + config.placement.evaluation.engine):
-        port = str(engines.port + number)
+        host = engines.hosts[number % len(engines.hosts)]
+        port = str(engines.port + number // len(engines.hosts))
         if engines.command or engines.kind == "vllm":
-            values = {"python": engines.python, "model": config.model.path, "host": engines.host, "port": port}
-            command = filled(engines.command or VLLM, values)
+            places = {"python": engines.python, "model": config.model.path, "host": host, "port": port}
+            command = typed_words(engines.command or VLLM, places)
         else:
-            command = [*POSTTRAIN, "serve", config.model.path, "--rl", "--port", port]
-            command += [*(["--host", engines.host] if engines.host != LOCAL else []), *loading_flags(config.model)]
             seconds = config.engine.seconds.sample if isinstance(config.engine, HttpOptions) else HttpSeconds().sample
-            command += ["--seconds", f"{seconds:g}"]
+            command = [*POSTTRAIN, "serve", config.model.path, "--rl", "--host", host, "--port", port]
+            command += [*loading_flags(config.model), "--seconds", f"{seconds:g}"]
         yield PlacedProcess(
             name=f"engine-{number}" if number < engines.count else "engine-evaluation",
             command=tuple(command),
             environment=VLLM_VARIABLES if engines.kind == "vllm" else {},
-            health=f"http://{in_address(engines.host)}:{port}/health",
+            health=f"http://{in_address(host)}:{port}/health",
         )
 
 
-def filled(command: str, values: Mapping[str, str]) -> list[str]:
+def environment_servers(placement: PlacementOptions) -> Iterator[PlacedProcess]:
+    environment = placement.environment
+    if environment.command:
+        places = {"host": environment.host, "port": str(environment.port)}
+        health = f"http://{in_address(environment.host)}:{environment.port}/health"
+        yield PlacedProcess(name="environment", command=tuple(typed_words(environment.command, places)), health=health)
+
+
+def typed_words(command: str, places: Mapping[str, str]) -> list[str]:
     """The words of a command with its placeholders filled in; other braces, as of JSON, stay."""
-    words = shlex.split(command)
-    places = re.compile(r"\{(" + "|".join(values) + r")\}")
-    return [places.sub(lambda found: values[found[1]], word) for word in words]
+    named = re.compile(r"\{(" + "|".join(places) + r")\}")
+    return [named.sub(lambda found: places[found[1]], word) for word in shlex.split(command)]
 
 
 def in_address(host: str) -> str:
@@ -151,15 +155,7 @@ def loading_flags(model: ModelOptions) -> Iterator[str]:
             yield from (f"--{name.replace('_', '-')}", *words)
 
 
-def environment_servers(placement: PlacementOptions) -> Iterator[PlacedProcess]:
-    environment = placement.environment
-    if environment.command:
-        port = str(environment.port)
-        command = filled(environment.command, {"host": LOCAL, "port": port})
-        yield PlacedProcess(name="environment", command=tuple(command), health=f"http://{LOCAL}:{port}/health")
-
-
-def run(launch: Launch, start: Starter) -> int:
+def run(launch: Launch, start: Callable[..., AbstractContextManager[list[RunningProcess]]]) -> int:
     """Servers first, then the trainer; Ctrl-C lets it save, and ends all."""
     stop_seconds = launch.placement.stop_seconds
     require_free_addresses(launch.servers)
@@ -169,7 +165,10 @@ def run(launch: Launch, start: Starter) -> int:
         wait_until_ready(servers, launch.placement.ready_seconds)
         with start([launch.trainer], launch.logs, stop_seconds=stop_seconds) as (trainer,):
             print(f"trainer: {launch.trainer.typed}\n    log: {trainer.log}", flush=True)
-            return follow(trainer, servers)
+            return show_until_end(trainer, servers)
 
 
-STARTED_BY: Mapping[str, Starter] = {"processes": started, "ray": started_by_ray}
+STARTED_BY: Mapping[str, Callable[..., AbstractContextManager[list[RunningProcess]]]] = {
+    "processes": started,
+    "ray": started_by_ray,
+}

@@ -131,7 +131,7 @@ def wait_until_ready(running: Sequence[RunningProcess], seconds: float) -> None:
     waiting, until = [each for each in running if each.process.health], time.monotonic() + seconds
     while waiting:
         require_all_run(running)
-        waiting = [each for each in waiting if not answers(each.process.health)]
+        waiting = [each for each in waiting if not is_healthy(each.process.health)]
         if waiting and time.monotonic() > until:
             raise waiting[0].failure(f"did not answer {waiting[0].process.health} within {seconds:g} seconds")
         time.sleep(LOOK_SECONDS if waiting else 0)
@@ -146,12 +146,12 @@ def require_all_run(running: Sequence[RunningProcess]) -> None:
 def require_free_addresses(processes: Sequence[PlacedProcess]) -> None:
     """Refuse addresses where something answers already: it would be taken for one of the processes."""
     for each in processes:
-        if each.health and answers(each.health):
+        if each.health and is_healthy(each.health):
             rule = "End it, or change the port in `placement`"
             raise UserError(f"{each.name}: something answers {each.health} already.  {rule}.")
 
 
-def answers(address: str) -> bool:
+def is_healthy(address: str) -> bool:
     """Whether a server answers 200 there, asked without a proxy."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -161,7 +161,7 @@ def answers(address: str) -> bool:
         return False
 
 
-def follow(trainer: RunningProcess, servers: Sequence[RunningProcess]) -> int:
+def show_until_end(trainer: RunningProcess, servers: Sequence[RunningProcess]) -> int:
     """Print what the trainer says until it ends; returns its exit code.
 
     Raises RunError if it failed.  The message names the first server that ended before, if one did: the trainer can go

@@ -5,7 +5,16 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from posttrain.options.bounds import GIVEN, Bounded, NonNegativeInt, PositiveFloat, PositiveInt, Rule, Unused
+from posttrain.options.bounds import (
+    GIVEN,
+    Bounded,
+    NonEmptyStr,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Rule,
+    Unused,
+)
 
 ListeningPort = Annotated[int, Ge(1), Le(65535)]
 
@@ -31,15 +40,17 @@ class EnginesPlacement(Bounded):
     command: str = ""
     """A command in place of the usual one, split as a shell splits it, in which {model}, {host} and {port} are filled
     in."""
-    host: str = "127.0.0.1"
-    """Address of the servers, as the trainer reaches them."""
+    hosts: tuple[NonEmptyStr, ...] = ("127.0.0.1",)
+    """Addresses of the servers' machines, as the trainer reaches them.  Servers are dealt out to them in turn.  Other
+    machines than this one are for `posttrain launch --dry-run`, which prints what to type there."""
     port: ListeningPort = 8100
-    """Port of the first server; the others take those after it."""
+    """Port of the first server of each machine; its others take those after it."""
 
     rules = (
         Rule("port", lambda o: o.port + o.count <= 65535, "leaves no ports for count = {o.count} servers.  Lower it."),
         Unused("python", {"kind": "vllm"}),
-        Unused("kind python command host port", {"count": GIVEN}),
+        Unused("kind python command hosts port", {"count": GIVEN}),
+        Rule("hosts", lambda o: o.hosts, "names no machine.  Name one, such as 127.0.0.1."),
     )
 
 
@@ -58,10 +69,12 @@ class EnvironmentPlacement(Bounded):
     command: str = ""
     """The command of an OpenEnv server, split as a shell splits it, in which {host} and {port} are filled in; empty
     starts none."""
+    host: NonEmptyStr = "127.0.0.1"
+    """Address of its machine, as the trainer reaches it; another machine than this one is for --dry-run."""
     port: ListeningPort = 8300
     """Port of that server."""
 
-    rules = (Unused("port", {"command": GIVEN}),)
+    rules = (Unused("host port", {"command": GIVEN}),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,12 @@ from contextlib import suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistNetworkError
 
 from posttrain.errors import UserError
+from posttrain.ranks.group import Result
 
 BEAT_SECONDS = 1.0
 """Between two signs of life of a rank."""
@@ -57,8 +57,8 @@ class RankStore:
     def begins(self) -> None:
         self._answer(lambda: self.job.set("begun", "yes"))
 
-    def _answer(self, call: Callable[[], Any]) -> Any:
-        answer: Future[Any] = Future()
+    def _answer(self, call: Callable[[], Result]) -> Result:
+        answer: Future[Result] = Future()
 
         def make() -> None:
             try:
