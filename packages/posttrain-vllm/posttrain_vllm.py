@@ -4,6 +4,7 @@ vLLM finds `register` by its entry point group `vllm.general_plugins` and calls 
 """
 
 import hashlib
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,21 @@ def checked_weights(path: str, sha256: str) -> dict[str, Any]:
     return load_file(path)
 
 
+class Lease:
+    """The run that a server samples for, until it gives the server back or is silent for too long."""
+
+    def __init__(self) -> None:
+        self.owner, self.until = "", 0.0
+
+    def take(self, owner: str, seconds: float) -> None:
+        """Raises ValueError while another run has it."""
+        left = self.until - time.monotonic()
+        if self.owner not in ("", owner) and left > 0:
+            remedy = f"End that run, try again {left:.0f} seconds after its end, or use another server"
+            raise ValueError(f"this server samples for {self.owner[:300]}.  {remedy}.")
+        self.owner, self.until = (owner if seconds else ""), time.monotonic() + seconds
+
+
 def __getattr__(name: str) -> Any:
     """`engine_class`, whose bases are vLLM's, is made when vLLM asks for it."""
     if name != "engine_class":
@@ -55,7 +71,10 @@ def make_engine_class() -> type:
 
     @dataclass
     class InitInfo(WeightTransferInitInfo):
-        """There is nothing to agree on."""
+        """Who the trainer is, and how long it keeps the server after this."""
+
+        owner: str = ""
+        lease_seconds: float = 0.0
 
     @dataclass
     class UpdateInfo(WeightTransferUpdateInfo):
@@ -64,24 +83,28 @@ def make_engine_class() -> type:
         adapter: dict[str, Any] | None = None
 
     class SafetensorsFileEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-        """Loads a whole model from one file, layer by layer."""
+        """Loads a whole model from one file, layer by layer.  Nothing changes before `finish_weight_update`."""
 
         init_info_cls, update_info_cls = InitInfo, UpdateInfo
+        lease = Lease()
 
         def init_transfer_engine(self, init_info: InitInfo) -> None:
-            """Nothing to set up: each update names its file."""
+            self.lease.take(init_info.owner, init_info.lease_seconds)
 
         def start_weight_update(self) -> None:
-            """Nothing changes before the file is checked: see `receive_weights`."""
+            self.tensors: dict[str, Any] | None = None
 
         def receive_weights(self, update_info: UpdateInfo) -> None:
             if update_info.adapter is not None:
                 raise ValueError(f"{update_info.path}: is an adapter.  Send merged weights.")
-            tensors = checked_weights(update_info.path, update_info.sha256)
-            initialize_layerwise_reload(self.model)
-            self.model.load_weights(iter(tensors.items()))
+            self.tensors = checked_weights(update_info.path, update_info.sha256)
 
         def finish_weight_update(self) -> None:
+            if self.tensors is None:
+                raise ValueError("no weights were given: update_weights comes first")
+            tensors, self.tensors = self.tensors, None
+            initialize_layerwise_reload(self.model)
+            self.model.load_weights(iter(tensors.items()))
             finalize_layerwise_reload(self.model, self.model_config)
             repack_tied_head(self.model)
 

@@ -197,7 +197,7 @@ ALL = (
 def test_a_page_of_another_site_changes_nothing(server: RlServer, method: str, path: str) -> None:
     for foreign in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Host": "evil.example"}):
         assert server.client.request(method, server.url + path, headers=foreign).status_code == 403
-    assert not server.info().posttrain.paused
+    assert not server.client.get(server.url + wire.IS_PAUSED).json()["is_paused"]
 
 
 def test_with_a_token_every_route_but_health_needs_it(server: RlServer, tmp_path: Path) -> None:

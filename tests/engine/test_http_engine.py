@@ -158,21 +158,14 @@ def test_a_server_that_failed_is_left_out_until_the_next_update(policy: Policy) 
         assert bad.routes().count(GENERATE) > before + 2
 
 
-def test_no_server_left_is_an_error_that_names_each(policy: Policy) -> None:
+@pytest.mark.parametrize("code", [400, 503])
+def test_no_server_left_is_an_error_that_names_each(code: int, policy: Policy) -> None:
+    """Also where each refuses one request: it is asked once of each, and not again."""
     with ready(policy, 2) as (engine, fakes):
         for each in fakes:
-            each.faults[GENERATE].extend([status(503)] * 20)
-        with refused("no server is left", fakes[0].url, fakes[1].url, "sample: status 503", error=RunError):
+            each.faults[GENERATE].extend([status(code)] * 20)
+        with refused("no server is left", fakes[0].url, fakes[1].url, f"sample: status {code}", error=RunError):
             sample_groups(engine, PROMPTS, request(5))
-
-
-def test_a_bad_request_is_no_fault_of_the_server(policy: Policy) -> None:
-    with ready(policy, 2) as (engine, fakes):
-        for each in fakes:
-            each.faults[GENERATE].append(status(400))
-        with refused("status 400", error=RunError):
-            sample_groups(engine, PROMPTS, request(5))
-        assert all(each.fault is None for each in engine.servers)
 
 
 PHASES = {PAUSE: "pause", INIT: "init", START: "start", UPDATE: "update", FINISH: "finish", RESUME: "resume"}

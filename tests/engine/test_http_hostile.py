@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from posttrain.errors import RunError
 from posttrain.generation.engine import sample_groups
-from posttrain.generation.http import http_sampling, probe
+from posttrain.generation.http import completion_requests, http_sampling, probe, servers as hosts
 from posttrain.generation.http.server_calls import words_of
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Continuation
@@ -71,7 +72,7 @@ HOSTILE: dict[str, tuple[Callable[[FakeInference], Play], str]] = {
         with_choice(lambda each: each["weight_versions"][0].update(version="9" * 5000)),
         "it sampled with weights '999",
     ),
-    **{f"status {code}": (lambda fake, code=code: status(code), f"status {code}") for code in (401, 403, 404, 405)},  # type: ignore[misc]
+    **{f"status {code}": (lambda fake, code=code: status(code), f"status {code}") for code in (400, 404, 409)},  # type: ignore[misc]
 }
 
 
@@ -158,3 +159,26 @@ def test_transport_by_put_is_refused_for_vllm(policy: Policy) -> None:
         engine_of(policy, fakes, transport="put"),
     ):
         pass
+
+
+def test_a_group_whose_answer_would_be_too_large_is_several_requests_with_the_same_completions(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = sample_groups(InProcessEngine(policy), PROMPTS[:1], request(5))
+    with ready(policy) as (engine, (fake,)):
+        before = len(fake.asked)
+        monkeypatch.setattr(completion_requests, "MOST_LOGPROBS", 2 * request(5).max_completion_tokens)
+        assert_same(sample_groups(engine, PROMPTS[:1], request(5)), expected)
+        asked = [body for path, body in fake.asked[before:] if path == GENERATE]
+    places = [(body["posttrain"]["sample"], body["sampling_params"]["n"]) for body in asked]
+    assert sorted(places) == [(0, 2), (2, 2), (4, 1)]
+
+
+def test_an_answer_may_have_what_was_asked_for_and_no_more(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is for hostile servers: it grows with the request."""
+    monkeypatch.setattr(hosts, "MOST_ANSWER_BYTES", 0)
+    with ready(policy) as (engine, (fake,)):
+        sample_groups(engine, PROMPTS, request(5))
+        fake.faults[GENERATE].append(lambda body, connection: reply(connection, 200, "[" + " " * 200_000 + "]"))
+        with refused("an answer of more than", error=RunError):
+            sample_groups(engine, PROMPTS, request(5))

@@ -97,6 +97,18 @@ def test_an_update_reaches_completions_under_way_between_two_tokens(server: RlSe
         assert sum(end - start for start, end in ends.values()) == len(choice.token_ids)
 
 
+def test_a_server_samples_for_one_run_until_it_gives_it_back_or_is_silent(server: RlServer) -> None:
+    assert server.take("ann: /runs/1", 60)[0] == 200
+    status, said = server.take("bob: /runs/1", 60)
+    assert status >= 400
+    assert "this server samples for ann: /runs/1" in said
+    assert server.take("ann: /runs/1", 0)[0] == 200
+    assert server.take("bob: /runs/1", 0.2)[0] == 200
+    time.sleep(0.3)
+    assert server.take("ann: /runs/1", 60)[0] == 200
+    assert server.take("ann: /runs/1", 0)[0] == 200
+
+
 def damaged(server: RlServer, how: str) -> wire.UpdateInfo:
     """An update that cannot be loaded."""
     weights = weights_of(moved(server.policy, 9))

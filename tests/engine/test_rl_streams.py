@@ -257,7 +257,6 @@ def test_weights_by_put_are_those_by_a_file(server: RlServer) -> None:
     (choice,) = server.generate(PROMPTS[0], own=own(), max_tokens=16)
     ours = logprobs(policy, PROMPTS[0], choice.token_ids)
     assert said_of(choice) == pytest.approx(ours, abs=NATS)
-    assert server.info().posttrain.weights_digest == info.sha256
 
 
 def adapter_update(server: RlServer) -> wire.UpdateRequest:

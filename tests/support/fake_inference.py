@@ -97,18 +97,13 @@ class FakeInference:
     def weight_info(self) -> dict[str, Any]:
         policy = self.policy
         facts = {
-            "model": "model",
             "model_digest": "",
-            "weights_digest": "",
             "vocabulary": num_embeddings(policy.model),
             "tokenizer_digest": tokenizer_digest(policy.tokenizer),
             "max_positions": policy.max_positions,
-            "stop_token_ids": [*policy.stop_ids],
             "dtype": "float32",
             "max_rows": 8,
             "transfer_folder": str(self.folder or ""),
-            "updating": self.started,
-            "paused": self.paused,
         }
         return {"weight_version": self.version, **({"posttrain": facts | self.facts} if self.ours else {})}
 

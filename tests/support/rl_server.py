@@ -27,6 +27,8 @@ from posttrain.server.openai_routes import Service
 
 ADDRESS, MODEL, TRANSFER = "POSTTRAIN_RL_SERVER", "POSTTRAIN_RL_MODEL", "POSTTRAIN_RL_TRANSFER"
 """Variables that name another server, its model's folder, and the folder that it reads weights from."""
+PROCESSES = "POSTTRAIN_RL_PROCESSES"
+"""The same for two servers that may be killed: the port and the process group of each, as `8000:4711 8001:4712`."""
 SHAPE = NewModelOptions(hidden_size=128, mlp_size=32, num_layers=2, num_heads=2, num_kv_heads=1, max_positions=512)
 """vLLM's attention on a CPU knows a head width of 64."""
 NATS = 3e-5
@@ -86,10 +88,16 @@ class RlServer:
         path.write_bytes(content)
         return wire.UpdateInfo(path=str(path), sha256=hashlib.sha256(content).hexdigest())
 
+    def take(self, owner: str, seconds: float) -> tuple[int, str]:
+        """Take the server for a run, or give it back after 0 seconds; status and content."""
+        info = wire.OwnerInfo(owner=owner, lease_seconds=seconds)
+        status, said = self.post(wire.INIT, wire.InitRequest(init_info=info))
+        return status, str(said)
+
     def begin(self) -> None:
         for path, body in (
             (f"{wire.PAUSE}?mode=keep", None),
-            (wire.INIT, wire.InitRequest(init_info={})),
+            (wire.INIT, wire.InitRequest(init_info=wire.OwnerInfo())),
             (wire.START, None),
         ):
             status, said = self.post(path, body)

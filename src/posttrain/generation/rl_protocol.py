@@ -4,15 +4,18 @@
 that knows our fields has the object `posttrain` in its `/weight_info`; vLLM ignores them.  Log-probs cross exactly:
 JSON has the shortest decimal that reads back as the same double.
 
-One update: `PAUSE` (mode=keep), `INIT`, `START`, `UPDATE`, `FINISH`, `RESUME`; a server needs `INIT` once.
+One update: `INIT`, `PAUSE` (mode=keep), `START`, `UPDATE`, `FINISH`, `RESUME`.  INIT says who the trainer is: a server
+samples for one at a time.
 """
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Le, Len
 from pydantic import ConfigDict, TypeAdapter
+
+from posttrain.generation.request import StreamKey
 
 GENERATE = "/inference/v1/generate"
 INIT = "/init_weight_transfer_engine"
@@ -23,6 +26,8 @@ UPLOAD = "/weights/{sha256}"
 """Ours: PUT a safetensors file there if no folder is shared; UPDATE with an empty `path` then takes it."""
 RELEASE = "/release"
 """Ours: completions that were kept and will not be continued."""
+OWNER_HEADER = "Posttrain-Owner"
+"""Ours: who a trainer is, percent-encoded, in every request after its INIT."""
 
 Token = Annotated[int, Ge(0), Le(2**31 - 1)]
 Count = Annotated[int, Ge(0), Le(2**31 - 1)]
@@ -69,6 +74,10 @@ class Stream:
     step: int
     draw: Count
     sample: Count
+
+    @property
+    def key(self) -> StreamKey:
+        return StreamKey(self.seed, self.purpose, self.step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,11 +214,29 @@ class UpdateRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerInfo:
+    """Ours, `init_info` of INIT: the trainer that a server samples for from now on."""
+
+    __pydantic_config__ = STRICT
+    owner: str = ""
+    lease_seconds: Annotated[float, Ge(0)] = 0.0
+    """How long it keeps the server after its last call; 0 gives the server back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PausedInfo:
+    """The answer to IS_PAUSED."""
+
+    __pydantic_config__ = OPEN
+    is_paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InitRequest:
     """The body of INIT."""
 
     __pydantic_config__ = STRICT
-    init_info: dict[str, Any]
+    init_info: OwnerInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,30 +257,34 @@ class ReleaseRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFacts:
+class Facts:
+    """What is known of a server."""
+
+    ours: ClassVar[bool]
+    """Whether it draws tokens with our uniform numbers."""
+    kind: ClassVar[str]
+    max_rows: int
+    """Completions that are decoded side by side."""
+    max_positions: int
+    dtype: str
+    """Of the weights, such as float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFacts(Facts):
     """What a server of ours says of itself, for its clients to check."""
 
     __pydantic_config__ = OPEN
-    model: str
+    ours: ClassVar[bool] = True
+    kind: ClassVar[str] = "posttrain serve"
     model_digest: str
     """`model_digest` of the folder that the base is from; empty if it is not a local folder, or was overwritten."""
-    weights_digest: str
-    """SHA-256 of the file that was loaded last; the base's `model_digest` before the first."""
     vocabulary: int
     """Logits of the model."""
     tokenizer_digest: str
     """See `tokenizer_digest` in posttrain.models.rendering."""
-    max_positions: int
-    stop_token_ids: tuple[int, ...]
-    dtype: str
-    """Of the weights, such as float32."""
-    max_rows: int
-    """Completions that are decoded side by side."""
     transfer_folder: str
     """Where files of weights may lie; absolute."""
-    updating: bool
-    """Whether an update was started and neither finished nor failed."""
-    paused: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +293,7 @@ class WeightInfo:
 
     __pydantic_config__ = OPEN
     weight_version: str
-    posttrain: ServerFacts | None = None
+    posttrain: OwnFacts | None = None
     """None where the server is not ours."""
 
 

@@ -57,7 +57,7 @@ def sampling_of(asked: GenerateRequest, engine: InProcessEngine) -> tuple[Sampli
     except UserError as error:
         raise RefusedRequest(f"sampling_params: {error}") from error
     seed = secrets.randbits(62) if fields.seed is None else fields.seed
-    key = StreamKey(seed, "serve", 0) if own is None else StreamKey(own.seed, own.purpose, own.step)
+    key = StreamKey(seed, "serve", 0) if own is None else own.key
     settings = SamplingRequest(
         sampling=sampling,
         key=key,

@@ -14,14 +14,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from posttrain.generation import rl_protocol
-from posttrain.generation.request import Continuation, StreamKey
-from posttrain.generation.rl_protocol import GenerateRequest, ServerFacts, WeightInfo
+from posttrain.generation.request import Continuation
+from posttrain.generation.rl_protocol import GenerateRequest, OwnFacts, WeightInfo
 from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.context import num_embeddings
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.rendering import tokenizer_digest
 from posttrain.server import requests
 from posttrain.server.application import route
+from posttrain.server.lease import Lease
 from posttrain.server.openai_routes import Service
 from posttrain.server.requests import Access, RefusedRequest, brief
 from posttrain.server.rl_completions import choice, json_of, read, sampling_of, stop_texts
@@ -29,6 +30,8 @@ from posttrain.server.transfer_folder import TransferFolder
 from posttrain.server.weight_loading import Change, base_digest, change_to
 
 PAUSES = ("abort", "wait", "keep")
+PREFIX_BYTES = 12
+"""More than a token of a prefix takes in a request."""
 
 
 class TrainingRoutes:
@@ -36,34 +39,39 @@ class TrainingRoutes:
 
     def __init__(self, service: Service, folder: TransferFolder) -> None:
         self.service, self.folder, self.sampler = service, folder, service.sampler
-        self.model_digest = self.weights_digest = base_digest(service.policy)
+        self.model_digest = base_digest(service.policy)
         self.tokenizer_digest = tokenizer_digest(service.policy.tokenizer)
         self.updating = asyncio.Lock()
         """Held by one call of an update at a time."""
-        self.initialised = self.started = False
+        self.lease = Lease()
+        self.started = False
         self.change: Change | None = None
         """The checked weights that `finish` puts in place."""
         self.given: rl_protocol.UpdateInfo | None = None
         """Where they are from."""
 
     def routes(self, access: Access) -> list[Route]:
-        made = (
-            ("POST", rl_protocol.GENERATE, self.generate),
-            ("POST", rl_protocol.RELEASE, self.release),
-            ("GET", rl_protocol.WEIGHT_INFO, self.weight_info),
+        sampling = ((rl_protocol.GENERATE, self.generate), (rl_protocol.RELEASE, self.release))
+        changing = (
             ("POST", rl_protocol.PAUSE, self.pause),
             ("POST", rl_protocol.RESUME, self.resume),
-            ("GET", rl_protocol.IS_PAUSED, self.is_paused),
-            ("POST", rl_protocol.INIT, self.init),
             ("PUT", rl_protocol.UPLOAD, self.upload),
             ("POST", rl_protocol.START, self.start),
             ("POST", rl_protocol.UPDATE, self.update),
             ("POST", rl_protocol.FINISH, self.finish),
         )
+        made = (
+            ("GET", rl_protocol.WEIGHT_INFO, self.weight_info),
+            ("GET", rl_protocol.IS_PAUSED, self.is_paused),
+            ("POST", rl_protocol.INIT, self.init),
+            *(("POST", path, self.lease.checked(endpoint, changes=False)) for path, endpoint in sampling),
+            *((method, path, self.lease.checked(endpoint, changes=True)) for method, path, endpoint in changing),
+        )
         return [route(method, path, access.checked(endpoint)) for method, path, endpoint in made]
 
     async def generate(self, request: Request) -> Response:
-        asked = read(GenerateRequest, await requests.json_body(request))
+        most_bytes = requests.BODY_BYTES + PREFIX_BYTES * self.service.policy.max_positions
+        asked = read(GenerateRequest, await requests.json_body(request, most_bytes=most_bytes))
         if asked.model is not None:
             self.service.model(asked.model)
         settings, continuations = sampling_of(asked, self.service.engine)
@@ -79,33 +87,21 @@ class TrainingRoutes:
     async def release(self, request: Request) -> Response:
         asked = read(rl_protocol.ReleaseRequest, await requests.json_body(request))
         let_go = [
-            Continuation(
-                prefix=(),
-                draw=each.draw,
-                sample=each.sample,
-                limit=0,
-                key=StreamKey(each.seed, each.purpose, each.step),
-            )
-            for each in asked.streams
+            Continuation(prefix=(), draw=each.draw, sample=each.sample, limit=0, key=each.key) for each in asked.streams
         ]
         await run_in_threadpool(self.sampler.drop, let_go)
         return JSONResponse({"message": "Released"})
 
     async def weight_info(self, request: Request) -> Response:
         service, policy = self.service, self.service.policy
-        facts = ServerFacts(
-            model=service.name,
+        facts = OwnFacts(
             model_digest=self.model_digest,
-            weights_digest=self.weights_digest,
             vocabulary=num_embeddings(policy.model),
             tokenizer_digest=self.tokenizer_digest,
             max_positions=policy.max_positions,
-            stop_token_ids=policy.stop_ids,
             dtype=str(policy.compute_dtype).removeprefix("torch."),
             max_rows=service.engine.max_rows,
             transfer_folder=str(self.folder.folder),
-            updating=self.started,
-            paused=self.sampler.paused,
         )
         return json_of(WeightInfo(weight_version=str(service.engine.weights_version), posttrain=facts))
 
@@ -128,11 +124,10 @@ class TrainingRoutes:
         return JSONResponse({"status": "resumed"})
 
     async def is_paused(self, request: Request) -> Response:
-        return JSONResponse({"is_paused": self.sampler.paused})
+        return json_of(rl_protocol.PausedInfo(is_paused=self.sampler.paused))
 
     async def init(self, request: Request) -> Response:
-        read(rl_protocol.InitRequest, await requests.json_body(request))
-        self.initialised = True
+        self.lease.take(read(rl_protocol.InitRequest, await requests.json_body(request)).init_info)
         return JSONResponse({"message": "Weight transfer initialized"})
 
     async def upload(self, request: Request) -> Response:
@@ -143,8 +138,6 @@ class TrainingRoutes:
     async def start(self, request: Request) -> Response:
         """Begin an update; one that was begun before and not finished is forgotten."""
         async with self.updating:
-            if not self.initialised:
-                raise RefusedRequest(f"POST {rl_protocol.INIT} first", HTTPStatus.CONFLICT)
             self.started, self.change, self.given = True, None, None
         return JSONResponse({"message": "Weight update started"})
 
@@ -181,7 +174,6 @@ class TrainingRoutes:
             if self.change is None or self.given is None:
                 raise RefusedRequest(f"no weights were given: POST {rl_protocol.UPDATE} first", HTTPStatus.CONFLICT)
             await run_in_threadpool(self.put, self.change, self.given, int(version))
-            self.weights_digest = self.given.sha256
             self.started, self.change, self.given = False, None, None
         return JSONResponse({"message": "Weight update finished"})
 

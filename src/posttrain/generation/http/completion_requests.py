@@ -2,16 +2,31 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 
 from posttrain.generation.engine import ROUNDING_NATS
 from posttrain.generation.request import Continuation, Request, Sampled
-from posttrain.generation.rl_protocol import Choice, GenerateRequest, GenerateResponse, OwnFields, SamplingFields
+from posttrain.generation.rl_protocol import (
+    Choice,
+    GenerateRequest,
+    GenerateResponse,
+    OwnFields,
+    SamplingFields,
+    Stream,
+)
 from posttrain.records import Finish
 
 MOST_TOGETHER = 1024
 """Completions of one request."""
+MOST_LOGPROBS = 1 << 19
+"""Of one answer, unless one completion has more: about 50 MB."""
+
+
+def stream_of(continuation: Continuation, request: Request) -> Stream:
+    """The stream of uniform numbers that its tokens are drawn with."""
+    key = continuation.key or request.key
+    return Stream(seed=key.seed, purpose=key.purpose, step=key.step, draw=continuation.draw, sample=continuation.sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +46,7 @@ class CompletionJob:
 
     def body(self, request: Request, stop_ids: Sequence[int], request_id: str) -> GenerateRequest:
         """The request; vLLM ignores our fields."""
-        first, sampling, key = self.first, request.sampling, self.first.key or request.key
+        first, sampling = self.first, request.sampling
         return GenerateRequest(
             token_ids=first.prefix,
             request_id=request_id,
@@ -49,11 +64,7 @@ class CompletionJob:
                 ignore_eos=True,
             ),
             posttrain=OwnFields(
-                seed=key.seed,
-                purpose=key.purpose,
-                step=key.step,
-                draw=first.draw,
-                sample=first.sample,
+                **asdict(stream_of(first, request)),
                 first_position=first.first_position,
                 suppressed=request.suppressed,
                 keep=request.keep,
@@ -61,18 +72,28 @@ class CompletionJob:
         )
 
 
-def jobs_of(continuations: Sequence[Continuation], *, grouped: bool) -> list[CompletionJob]:
-    """The requests for continuations; `grouped` makes one of each group."""
+def num_logprobs(asked: GenerateRequest) -> int:
+    """The most log-probs that an answer can have."""
+    fields = asked.sampling_params
+    prompt = 0 if fields.prompt_logprobs is None else len(asked.token_ids)
+    return prompt + fields.n * fields.max_tokens * (1 + (fields.logprobs or 0))
+
+
+def jobs_of(continuations: Sequence[Continuation], request: Request) -> list[CompletionJob]:
+    """The requests for continuations: one for each group, or more for a large one; conversations are asked alone."""
 
     def place(pair: tuple[int, Continuation]) -> object:
         index, each = pair
         same = (each.draw, each.sample - index, each.limit, each.first_position, each.key, each.prefix)
-        return same if grouped else index
+        return index if request.keep else same
 
-    groups = [tuple(each for _, each in pairs) for _, pairs in groupby(enumerate(continuations), place)]
-    return [
-        CompletionJob(group[at : at + MOST_TOGETHER]) for group in groups for at in range(0, len(group), MOST_TOGETHER)
-    ]
+    jobs = []
+    for _, pairs in groupby(enumerate(continuations), place):
+        group = tuple(each for _, each in pairs)
+        most = MOST_LOGPROBS // (group[0].limit * (1 + request.keep_alternatives))
+        size = min(max(most, 1), MOST_TOGETHER)
+        jobs += [CompletionJob(group[at : at + size]) for at in range(0, len(group), size)]
+    return jobs
 
 
 class UnsoundAnswer(Exception):

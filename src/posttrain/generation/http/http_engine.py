@@ -5,24 +5,29 @@ fails or hangs is left out: others sample its completions, and the next update t
 """
 
 import asyncio
+import os
+import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 from posttrain.errors import UserError
 from posttrain.generation.http.completion_requests import Allowed, CompletionJob, UnsoundAnswer, completions_of
 from posttrain.generation.http.http_sampling import HttpSampling
 from posttrain.generation.http.probe import ProbeAnswer, ServerProbe, prefix_logprobs
 from posttrain.generation.http.server_calls import EventLoop, ServerCalls, ServerFault, key_of, require_httpx
-from posttrain.generation.http.server_checks import Facts, Needs, facts_again, first_facts_of, require_sampling
+from posttrain.generation.http.server_checks import Needs, facts_again, first_facts_of, require_sampling
 from posttrain.generation.http.servers import Server, ServerPool
-from posttrain.generation.http.weight_updates import SHARED, send_weights, uploads
+from posttrain.generation.http.weight_updates import LEASE_SECONDS, SHARED, send_weights, take_server, uploads
 from posttrain.generation.http.weights_files import WeightsFile, WeightsFolder
 from posttrain.generation.parity import gap_limit
 from posttrain.generation.request import Request, Sampled
-from posttrain.generation.rl_protocol import AdapterFields, written
+from posttrain.generation.rl_protocol import AdapterFields, Facts, OwnFacts
 from posttrain.models.context import num_embeddings
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
@@ -62,6 +67,8 @@ class HttpEngine:
         self.logprob_gap: float | None = gap_limit(policy)
         # Every request has a deadline, after which another server has its turn.
         self.patience_seconds = (options.seconds.sample + options.seconds.connect) * (len(self.servers) + 1)
+        self._name_owner(f"process {os.getpid()} ({secrets.token_hex(4)})")
+        self._keeping: asyncio.Task[None] | None = None
         adapter = ExportedWeights(policy).adapter()
         self.adapter_base = None if adapter is None else adapter.base_digest
         """The digest of the base where only an adapter is trained; empty if it is not a local folder."""
@@ -87,7 +94,11 @@ class HttpEngine:
         return HttpSampling(self.pool, self.loop, request, self.allowed, max_positions=self.max_positions)
 
     def transfer_in(self, folder: Path) -> None:
-        """Write files of weights there, unless the recipe names a folder."""
+        """Write files of weights there, unless the recipe names a folder.
+
+        Servers know the run by the folder around it, also when it is resumed.
+        """
+        self._name_owner(str(folder.resolve().parent))
         if not self.options.transfer_folder:
             self._folder = folder
 
@@ -111,10 +122,32 @@ class HttpEngine:
             lines.append("with random numbers of its own: a run is not repeated to the bit")
         return lines
 
+    def _name_owner(self, name: str) -> None:
+        for each in self.servers:
+            each.calls.owner = quote(f"{socket.gethostname()}: {name}", safe="/: ()")
+
+    async def _keep_servers(self) -> None:
+        """A run may call no server for long, while it trains."""
+        while True:
+            await asyncio.sleep(LEASE_SECONDS / 3)
+            await self._take_servers()
+
+    async def _take_servers(self, *, keep: bool = True) -> None:
+        """Keep or give back the servers that are not left out."""
+
+        async def take(server: Server) -> None:
+            with suppress(ServerFault):  # the next call that needs the server says it
+                await take_server(server.calls, "lease", seconds=self.options.seconds.connect, keep=keep)
+
+        await asyncio.gather(*(take(each) for each in self.servers if each.fault is None))
+
     async def _connect(self, calls: Sequence[ServerCalls]) -> list[Facts]:
         return list(await asyncio.gather(*(first_facts_of(each, self.policy) for each in calls)))
 
     async def _disconnect(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await self._take_servers(keep=False)
         for each in self.servers:
             await each.calls.close()
 
@@ -134,7 +167,7 @@ class HttpEngine:
         base = self.adapter_base
         return [
             "the adapter"
-            if base and each.facts.ours and each.facts.model_digest == base
+            if base and isinstance(each.facts, OwnFacts) and each.facts.model_digest == base
             else ("all weights" if base is None else "adapter and base added up in float32")
             for each in self.servers
         ]
@@ -154,6 +187,7 @@ class HttpEngine:
 
     async def _update(self, files: dict[str, WeightsFile], version: int, *, strict: bool) -> list[ProbeAnswer]:
         """Send weights to all servers, side by side; `strict` raises the first fault."""
+        self._keeping = self._keeping or asyncio.create_task(self._keep_servers())
         done = await asyncio.gather(
             *(self._update_one(each, files[each.url], version) for each in self.servers), return_exceptions=True
         )
@@ -191,9 +225,9 @@ class HttpEngine:
 
     async def _probe_one(self, server: Server, job: CompletionJob, version: int) -> tuple[Sampled, list[float] | None]:
         number, phase = self.pool.number(), f"probe of weights {version}"
-        body = written(self.probe.body(job, server.facts, number))
+        asked = self.probe.body(job, server.facts, number)
         try:
-            answer = await server.generate(phase, body, number, seconds=self.options.seconds.sample)
+            answer = await server.generate(phase, asked, seconds=self.options.seconds.sample)
             (sampled,) = completions_of(job, answer, self.probe.request, replace(self.allowed, versions=[version]))
             return sampled, prefix_logprobs(job, answer)
         except UnsoundAnswer as unsound:

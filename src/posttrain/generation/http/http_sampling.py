@@ -3,7 +3,7 @@
 import asyncio
 import math
 import queue
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -11,12 +11,21 @@ from typing import Any
 
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Sampling, SamplingTimeout
-from posttrain.generation.http.completion_requests import Allowed, CompletionJob, UnsoundAnswer, completions_of, jobs_of
+from posttrain.generation.http.completion_requests import (
+    Allowed,
+    CompletionJob,
+    UnsoundAnswer,
+    completions_of,
+    jobs_of,
+    stream_of,
+)
 from posttrain.generation.http.server_calls import EventLoop, ServerFault
 from posttrain.generation.http.servers import Server, ServerPool
-from posttrain.generation.in_process import Place, place_of
 from posttrain.generation.request import Continuation, Request, Sampled
-from posttrain.generation.rl_protocol import RELEASE, ReleaseRequest, Stream, written
+from posttrain.generation.rl_protocol import RELEASE, GenerateRequest, ReleaseRequest, Stream, written
+
+MOST_RELEASED = 10_000
+"""Streams of one request, which is then about a megabyte."""
 
 
 class HttpSampling(Sampling):
@@ -33,7 +42,7 @@ class HttpSampling(Sampling):
         self.tasks: dict[str, tuple[asyncio.Task[None], Server, CompletionJob]] = {}
         """What is under way, by the number of its request: an answer whose number is not here any more is dropped."""
         self.background: set[asyncio.Task[None]] = set()
-        self.homes: dict[Place, Server] = {}
+        self.homes: dict[Stream, Server] = {}
         """The server that keeps the cache of a conversation."""
         self.first_version = len(pool.versions) - 1
         """The place of the oldest weights that may sample in the pool's `versions`."""
@@ -49,7 +58,7 @@ class HttpSampling(Sampling):
                 fault = f"{each.label}: {given}, in a context of {context}"
                 raise UserError(f"{fault}.  Give at least 1 token, and a limit of 1 to {max(room, 1)}.")
         self.num_open += len(continuations)
-        jobs = jobs_of(continuations, grouped=not self.request.keep)
+        jobs = jobs_of(continuations, self.request)
         self.loop.call(self._in_background, self._queue(jobs))
 
     def take(self, seconds: float) -> list[Sampled]:
@@ -72,7 +81,7 @@ class HttpSampling(Sampling):
 
     def release(self, sampled: Iterable[Sampled]) -> None:
         if self.request.keep and not self.closed:
-            self.loop.call(self._release, [each.continuation for each in sampled])
+            self.loop.call(self._release, [stream_of(each.continuation, self.request) for each in sampled])
 
     def close(self) -> None:
         if not self.closed:
@@ -104,31 +113,30 @@ class HttpSampling(Sampling):
         """Send what is waiting, in order, as long as a server has room."""
         while self.waiting:
             job = self.waiting[0]
-            server = self.pool.server_for(job, self.request, self.homes.get(place_of(job.first)))
+            server = self.pool.server_for(job, self.request, self.homes.get(stream_of(job.first, self.request)))
             if server is None:
                 break
             self.waiting.popleft()
             number = self.pool.number()
             server.begin(job)
-            body = written(job.body(self.request, self.allowed.stop_ids, number))
-            self.tasks[number] = self._task(self._ask(number, server, job, body)), server, job
+            asked = job.body(self.request, self.allowed.stop_ids, number)
+            self.tasks[number] = self._task(self._ask(server, job, asked)), server, job
 
-    async def _ask(self, number: str, server: Server, job: CompletionJob, body: bytes) -> None:
+    async def _ask(self, server: Server, job: CompletionJob, asked: GenerateRequest) -> None:
+        number = asked.request_id
         try:
-            answer = await server.generate("sample", body, number, seconds=self.pool.seconds.sample)
+            answer = await server.generate("sample", asked, seconds=self.pool.seconds.sample)
             allowed = replace(self.allowed, versions=self.pool.versions[self.first_version :])
             sampled = completions_of(job, answer, self.request, allowed)
         except UnsoundAnswer as unsound:
             self._leave_out(server, ServerFault(server.url, "sample", f"{job.first.label}: {unsound}"))
         except ServerFault as fault:
-            if fault.asked_wrongly and self._ended(number):
-                self.done.put(fault)
-            elif number in self.tasks:
+            if number in self.tasks:
                 self._leave_out(server, fault)
         else:
             if self._ended(number):
                 if self.request.keep:
-                    self.homes |= {place_of(each.continuation): server for each in sampled}
+                    self.homes |= {stream_of(each.continuation, self.request): server for each in sampled}
                 self.done.put(sampled)
                 self.pool.send()
 
@@ -145,25 +153,20 @@ class HttpSampling(Sampling):
             with suppress(RunError):  # none is left, which `fail` has put to all samplings
                 self.pool.leave_out(server, fault)
 
-    def _release(self, continuations: Sequence[Continuation]) -> None:
-        at: dict[str, list[Continuation]] = {}
-        for each in continuations:
-            server = self.homes.pop(place_of(each), None)
+    def _release(self, streams: Iterable[Stream]) -> None:
+        at: defaultdict[Server, list[Stream]] = defaultdict(list)
+        for each in streams:
+            server = self.homes.pop(each, None)
             if server is not None and server.facts.ours and server.fault is None:
-                at.setdefault(server.url, []).append(each)
-        for server in (*self.pool.shared, *self.pool.evaluating):
-            if server.url in at:
-                self._in_background(self._release_at(server, at[server.url]))
+                at[server].append(each)
+        for server, its in at.items():
+            for first in range(0, len(its), MOST_RELEASED):
+                self._in_background(self._release_at(server, its[first : first + MOST_RELEASED]))
 
-    async def _release_at(self, server: Server, continuations: Sequence[Continuation]) -> None:
-        keys = ((each, each.key or self.request.key) for each in continuations)
-        streams = tuple(
-            Stream(seed=key.seed, purpose=key.purpose, step=key.step, draw=each.draw, sample=each.sample)
-            for each, key in keys
-        )
-        body = written(ReleaseRequest(streams=streams))
+    async def _release_at(self, server: Server, streams: Sequence[Stream]) -> None:
+        body = written(ReleaseRequest(streams=tuple(streams)))
         try:
-            await server.calls.ask("release", "POST", RELEASE, body, seconds=self.pool.seconds.update)
+            await server.calls.ask("release", RELEASE, body, seconds=self.pool.seconds.update)
         except ServerFault as fault:
             self._leave_out(server, fault)
 
@@ -193,7 +196,5 @@ class HttpSampling(Sampling):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.pool.send()
-        self._release(
-            [Continuation(prefix=(), draw=draw, sample=sample, limit=0, key=key) for key, draw, sample in self.homes]
-        )
+        self._release([*self.homes])
         await asyncio.gather(*self.background)

@@ -12,10 +12,9 @@ import torch
 
 from posttrain.errors import RunError
 from posttrain.generation.http.completion_requests import CompletionJob, UnsoundAnswer
-from posttrain.generation.http.server_checks import Facts
 from posttrain.generation.parity import BFLOAT16_NATS, gap_limit, is_rounded_mixture, most_of
 from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
-from posttrain.generation.rl_protocol import GenerateRequest, GenerateResponse
+from posttrain.generation.rl_protocol import Facts, GenerateRequest, GenerateResponse
 from posttrain.models.context import num_embeddings
 from posttrain.models.forward import Completions
 from posttrain.models.policy import Policy
@@ -149,4 +148,5 @@ def difference(policy: Policy, batch: Completions, theirs: Sequence[float], temp
 
 def limit_of(policy: Policy, facts: Facts) -> float:
     """Allowed difference, in nats."""
-    return FLOAT32_NATS if facts.in_float32 and gap_limit(policy) < BFLOAT16_NATS else BFLOAT16_NATS
+    in_float32 = facts.dtype in ("float32", "float64") and gap_limit(policy) < BFLOAT16_NATS
+    return FLOAT32_NATS if in_float32 else BFLOAT16_NATS

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from posttrain.errors import RunError, UserError
-from posttrain.generation.rl_protocol import GENERATE, read
+from posttrain.generation.rl_protocol import GENERATE, OWNER_HEADER, read
 from posttrain.options.rollout import HttpOptions, HttpSeconds
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Record = TypeVar("Record")
 
-MOST_ANSWER_BYTES = 1 << 28
-"""Of one answer: a hostile server must not fill the memory."""
+MOST_ANSWER_BYTES = 16 << 20
+"""Of an answer that has no completions: a hostile server must not fill the memory."""
 MOST_SAID = 300
 """Characters of a server's own words in a message."""
 CHUNK_BYTES = 1 << 20
@@ -34,11 +34,6 @@ class ServerFault(RunError):
     def __init__(self, url: str, phase: str, fault: str, *, status: int | None = None, said: str = "") -> None:
         super().__init__(f"engine http: {url}: {phase}: {fault}" + ("" if fault.endswith(".") else "."))
         self.phase, self.status, self.said = phase, status, said
-
-    @property
-    def asked_wrongly(self) -> bool:
-        """Whether another server would refuse the request as well."""
-        return self.status in (400, 413, 422)
 
 
 class EventLoop:
@@ -74,17 +69,28 @@ class ServerCalls:
 
     def __init__(self, url: str, seconds: HttpSeconds, key: str) -> None:
         self.url, self.seconds, self.key = url.rstrip("/"), seconds, key
+        self.owner = ""
+        """Who asks, percent-encoded."""
         self._client: httpx.AsyncClient | None = None
 
     async def ask(
-        self, phase: str, method: str, path: str, body: bytes | Path | None = None, *, seconds: float
+        self,
+        phase: str,
+        path: str,
+        body: bytes | Path | None = None,
+        *,
+        seconds: float,
+        most_bytes: int = MOST_ANSWER_BYTES,
     ) -> bytes:
-        """The body of the answer.  Raises ServerFault where there is none in time, or its status is not 2xx."""
+        """The body of the answer to GET, to POST with a body, or to PUT with a file.
+
+        Raises ServerFault where there is none in time, it is larger than `most_bytes`, or its status is not 2xx.
+        """
         import httpx
 
         try:
             async with asyncio.timeout(seconds):
-                status, answer = await self._exchange(method, path, body)
+                status, answer = await self._exchange(path, body, most_bytes)
         except TimeoutError:
             raise ServerFault(self.url, phase, f"no answer in {seconds:g} seconds") from None
         except httpx.ConnectTimeout:
@@ -97,10 +103,17 @@ class ServerCalls:
         return answer
 
     async def ask_for(
-        self, record: type[Record], phase: str, path: str, body: bytes | None = None, *, seconds: float
+        self,
+        record: type[Record],
+        phase: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        seconds: float,
+        most_bytes: int = MOST_ANSWER_BYTES,
     ) -> Record:
-        """The record in an answer to GET, or to POST with a body.  Raises ServerFault where it is not one."""
-        answer = await self.ask(phase, "GET" if body is None else "POST", path, body, seconds=seconds)
+        """The record in an answer.  Raises ServerFault where it is not one."""
+        answer = await self.ask(phase, path, body, seconds=seconds, most_bytes=most_bytes)
         try:
             return read(record, answer)
         except ValidationError as error:
@@ -109,19 +122,22 @@ class ServerCalls:
             fault = f"an answer that is not a {record.__name__} ({place}: {first['msg']})"
             raise ServerFault(self.url, phase, fault, said=words_of(answer)) from None
 
-    async def _exchange(self, method: str, path: str, body: bytes | Path | None) -> tuple[int, bytes]:
-        content = file_chunks(body) if isinstance(body, Path) else body
+    async def _exchange(self, path: str, body: bytes | Path | None, most_bytes: int) -> tuple[int, bytes]:
+        method, content = ("GET" if body is None else "POST"), body
         headers = {"Content-Type": "application/json"} if isinstance(body, bytes) else {}
         if isinstance(body, Path):
+            method, content = "PUT", file_chunks(body)
             headers = {"Content-Type": "application/octet-stream", "Content-Length": str(body.stat().st_size)}
+        if self.owner:
+            headers[OWNER_HEADER] = self.owner
         if path != GENERATE:  # a server may close the connection of a call that failed, after its answer
             headers["Connection"] = "close"
         async with self._opened().stream(method, self.url + path, content=content, headers=headers) as response:
             parts, size = [], 0
             async for part in response.aiter_raw():
                 size += len(part)
-                if size > MOST_ANSWER_BYTES:
-                    raise ServerFault(self.url, path, f"an answer of more than {MOST_ANSWER_BYTES >> 20} MiB")
+                if size > most_bytes:
+                    raise ServerFault(self.url, path, f"an answer of more than {most_bytes:,} bytes")
                 parts.append(part)
             return response.status_code, b"".join(parts)
 

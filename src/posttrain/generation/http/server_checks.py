@@ -3,24 +3,18 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from posttrain.errors import UserError
 from posttrain.generation.http.server_calls import ServerCalls, ServerFault, json_in, key_of, require_httpx
-from posttrain.generation.http.vllm_settings import (
-    BACKEND,
-    CPU_HEAD_WIDTHS,
-    PROCESSED,
-    SETTINGS,
-    TOKENIZE,
-    Paused,
-    VllmInfo,
-)
+from posttrain.generation.http.vllm_settings import BACKEND, CPU_HEAD_WIDTHS, PROCESSED, SETTINGS, TOKENIZE, VllmFacts
 from posttrain.generation.rl_protocol import (
     GENERATE,
     IS_PAUSED,
     WEIGHT_INFO,
+    Facts,
     GenerateRequest,
+    PausedInfo,
     SamplingFields,
     WeightInfo,
     written,
@@ -34,29 +28,6 @@ TOKENIZED = "Use 12, 7 and 305 to make 24.\n<think> naïve café — 東京 </th
 """A text that two tokenizers hardly split alike."""
 SAME_MODEL = "Serve the model that is trained"
 WITH_BACKEND = f"""Install posttrain-vllm there, and add --weight-transfer-config '{{"backend": "{BACKEND}"}}'"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What is known of a server."""
-
-    ours: bool
-    """Whether it draws tokens with our uniform numbers: `posttrain serve --rl`."""
-    max_rows: int
-    """Completions that it decodes side by side."""
-    max_positions: int
-    dtype: str
-    logprobs_mode: str = PROCESSED
-    model_digest: str = ""
-    transfer_folder: str = ""
-
-    @property
-    def kind(self) -> str:
-        return "posttrain serve" if self.ours else "vLLM"
-
-    @property
-    def in_float32(self) -> bool:
-        return self.dtype in ("float32", "float64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,37 +96,28 @@ async def facts_of(calls: ServerCalls, policy: Policy) -> Facts:
         require_equal(calls, "vocabulary", ours.vocabulary, num_embeddings(policy.model), "logits")
         if ours.tokenizer_digest != tokenizer_digest(policy.tokenizer):
             raise refusal(calls, "its tokenizer has other tokens", SAME_MODEL)
-        return Facts(
-            ours=True,
-            max_rows=ours.max_rows,
-            max_positions=ours.max_positions,
-            dtype=ours.dtype,
-            model_digest=ours.model_digest,
-            transfer_folder=ours.transfer_folder,
-        )
+        return ours
     return await vllm_facts(calls, policy)
 
 
-async def vllm_facts(calls: ServerCalls, policy: Policy) -> Facts:
+async def vllm_facts(calls: ServerCalls, policy: Policy) -> VllmFacts:
     """The facts of a vLLM server, whose settings say what it would add to a request."""
     seconds = calls.seconds.update
-    config = (await calls.ask_for(VllmInfo, "settings", SETTINGS, seconds=seconds)).vllm_config
-    model, transfer = config.model_config, config.weight_transfer_config
-    backend = transfer.backend if transfer is not None else "off"
+    facts = await calls.ask_for(VllmFacts, "settings", SETTINGS, seconds=seconds)
     checks: Sequence[tuple[bool, str, str]] = (
-        (backend == BACKEND, f"its weight transfer is {backend}", WITH_BACKEND),
+        (facts.backend == BACKEND, f"its weight transfer is {facts.backend}", WITH_BACKEND),
         (
-            model.generation_config == "vllm",
-            f"generation_config = {model.generation_config}: it adds sampling options of its model's folder",
+            facts.generation_config == "vllm",
+            f"generation_config = {facts.generation_config}: it adds sampling options of its model's folder",
             "Start it with --generation-config vllm",
         ),
         (
-            not model.override_generation_config,
-            f"it adds sampling options: {model.override_generation_config}",
+            not facts.override_generation_config,
+            f"it adds sampling options: {facts.override_generation_config}",
             "Start it without --override-generation-config",
         ),
         (
-            not config.cache_config.enable_prefix_caching,
+            not facts.prefix_caching,
             "it caches prefixes, which would be those of older weights",
             "Start it with --no-enable-prefix-caching",
         ),
@@ -163,16 +125,10 @@ async def vllm_facts(calls: ServerCalls, policy: Policy) -> Facts:
     for holds, fault, remedy in checks:
         if not holds:
             raise refusal(calls, fault, remedy)
-    if not (await calls.ask_for(Paused, "settings", IS_PAUSED, seconds=seconds)).is_paused:
+    if not (await calls.ask_for(PausedInfo, "settings", IS_PAUSED, seconds=seconds)).is_paused:
         await require_vocabulary(calls, policy)  # a trainer that was killed in an update leaves a server paused
     await require_tokenizer(calls, policy)
-    return Facts(
-        ours=False,
-        max_rows=config.scheduler_config.max_num_seqs,
-        max_positions=model.max_model_len,
-        dtype=model.dtype.removeprefix("torch."),
-        logprobs_mode=model.logprobs_mode,
-    )
+    return replace(facts, dtype=facts.dtype.removeprefix("torch."))
 
 
 async def require_vocabulary(calls: ServerCalls, policy: Policy) -> None:
@@ -183,7 +139,7 @@ async def require_vocabulary(calls: ServerCalls, policy: Policy) -> None:
             token_ids=(token,), sampling_params=SamplingFields(max_tokens=1), request_id=f"vocabulary-{token}"
         )
         try:
-            await calls.ask("generate one token", "POST", GENERATE, written(asked), seconds=calls.seconds.update)
+            await calls.ask("generate one token", GENERATE, written(asked), seconds=calls.seconds.update)
         except ServerFault as fault:
             if fault.status in (404, 405):
                 remedy = "Start vLLM with --enable-scale-out"
@@ -206,7 +162,7 @@ async def require_tokenizer(calls: ServerCalls, policy: Policy) -> None:
     """Refuse a server whose tokenizer splits a text in another way; one without a tokenizer is as good."""
     body = json.dumps({"prompt": TOKENIZED, "add_special_tokens": False}).encode()
     try:
-        answer = json_in(await calls.ask("tokenizer", "POST", TOKENIZE, body, seconds=calls.seconds.update))
+        answer = json_in(await calls.ask("tokenizer", TOKENIZE, body, seconds=calls.seconds.update))
     except ServerFault as fault:
         if fault.status is None or fault.status >= 500:
             raise
@@ -231,7 +187,7 @@ def require_context(calls: ServerCalls, facts: Facts, longest: int) -> None:
 
 def require_sampling(calls: ServerCalls, facts: Facts, sampling: SamplingParams) -> None:
     """Refuse settings whose log-probs a vLLM server does not give as they are recorded."""
-    if facts.ours:
+    if not isinstance(facts, VllmFacts):
         return
     temperature = sampling.recorded_temperature
     if temperature != 1 and facts.logprobs_mode != PROCESSED:
@@ -254,7 +210,7 @@ def server_lines(options: HttpOptions) -> list[str]:
             return str(fault)
         finally:
             await calls.close()
-        kind = "posttrain serve" if info.posttrain is not None else "vLLM"
+        kind = VllmFacts.kind if info.posttrain is None else info.posttrain.kind
         return f"{url} ({kind}), with weights of version {info.weight_version[:40]}"
 
     async def lines() -> list[str]:

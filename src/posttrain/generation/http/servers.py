@@ -8,18 +8,19 @@ from itertools import count
 from typing import Protocol
 
 from posttrain.errors import RunError
-from posttrain.generation.http.completion_requests import CompletionJob
-from posttrain.generation.http.server_calls import ServerCalls, ServerFault
-from posttrain.generation.http.server_checks import Facts
+from posttrain.generation.http.completion_requests import CompletionJob, num_logprobs
+from posttrain.generation.http.server_calls import MOST_ANSWER_BYTES, ServerCalls, ServerFault
 from posttrain.generation.request import Request
-from posttrain.generation.rl_protocol import GENERATE, GenerateResponse
+from posttrain.generation.rl_protocol import GENERATE, Facts, GenerateRequest, GenerateResponse, written
 from posttrain.options.rollout import HttpSeconds
 
 OVERBOOKED = 2
 """Completions under way at a server, as a multiple of those that it decodes side by side: it never waits for us."""
+TOKEN_BYTES = 512
+"""More than a log-prob with its token takes in an answer: vLLM writes about TODO, ours 80."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Server:
     """One server and what is under way there; changed only in the loop's thread."""
 
@@ -39,11 +40,15 @@ class Server:
     def url(self) -> str:
         return self.calls.url
 
-    async def generate(self, phase: str, body: bytes, number: str, *, seconds: float) -> GenerateResponse:
-        """The answer to a request with this number.  Raises ServerFault, also where it is another's."""
-        answer = await self.calls.ask_for(GenerateResponse, phase, GENERATE, body, seconds=seconds)
-        if not answer.request_id.endswith(number):
-            raise ServerFault(self.url, phase, f"an answer to {answer.request_id[:60]!r}, where {number} was asked")
+    async def generate(self, phase: str, asked: GenerateRequest, *, seconds: float) -> GenerateResponse:
+        """The answer to a request.  Raises ServerFault, also where it is another's."""
+        most = MOST_ANSWER_BYTES + TOKEN_BYTES * num_logprobs(asked)
+        answer = await self.calls.ask_for(
+            GenerateResponse, phase, GENERATE, written(asked), seconds=seconds, most_bytes=most
+        )
+        if not answer.request_id.endswith(asked.request_id):
+            fault = f"an answer to {answer.request_id[:60]!r}, where {asked.request_id} was asked"
+            raise ServerFault(self.url, phase, fault)
         return answer
 
     def has_room_for(self, job: CompletionJob) -> bool:

@@ -1,0 +1,53 @@
+"""Who a server samples for: one trainer at a time, until it gives the server back or is silent for too long."""
+
+import time
+from http import HTTPStatus
+from urllib.parse import unquote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from posttrain.generation.rl_protocol import OWNER_HEADER, OwnerInfo
+from posttrain.server.requests import Endpoint, RefusedRequest
+
+
+class Lease:
+    """The trainer that has taken a server.  After the lease's end it keeps the server until another takes it."""
+
+    def __init__(self) -> None:
+        self.owner, self.seconds, self.until = "", 0.0, 0.0
+
+    def take(self, asked: OwnerInfo) -> None:
+        """Keep the server for a trainer, or give it back.  Raises RefusedRequest while another one has it."""
+        self._require_not_of_another(asked.owner)
+        self.owner, self.seconds = (asked.owner, asked.lease_seconds) if asked.lease_seconds else ("", 0.0)
+        self.until = time.monotonic() + self.seconds
+
+    def checked(self, endpoint: Endpoint, *, changes: bool) -> Endpoint:
+        """The endpoint, for the trainer that has the server; others may ask what `changes` nothing.
+
+        It is looked at again behind the endpoint: completions may have gone on with another trainer's weights.
+        """
+
+        async def answer(request: Request) -> Response:
+            asks = unquote(request.headers.get(OWNER_HEADER, ""))
+            self._require(asks, changes=changes)
+            made = await endpoint(request)
+            self._require(asks, changes=changes)
+            return made
+
+        return answer
+
+    def _require(self, asks: str, *, changes: bool) -> None:
+        if asks or changes:
+            self._require_not_of_another(asks)
+        if asks != self.owner and asks:
+            raise RefusedRequest("this server was taken by another run since.  Take it again.", HTTPStatus.CONFLICT)
+        if asks:
+            self.until = time.monotonic() + self.seconds
+
+    def _require_not_of_another(self, asks: str) -> None:
+        left = self.until - time.monotonic()
+        if self.owner not in ("", asks) and left > 0:
+            remedy = f"End that run, try again {left:.0f} seconds after its end, or use another server"
+            raise RefusedRequest(f"this server samples for {self.owner[:300]}.  {remedy}.", HTTPStatus.CONFLICT)
