@@ -45,10 +45,8 @@ class TrainingRoutes:
         """Held by one call of an update at a time."""
         self.lease = Lease()
         self.started = False
-        self.change: Change | None = None
-        """The checked weights that `finish` puts in place."""
-        self.given: rl_protocol.UpdateInfo | None = None
-        """Where they are from."""
+        self.checked: tuple[Change, rl_protocol.UpdateInfo] | None = None
+        """Checked weights, which `finish` puts in place, and where they are from."""
 
     def routes(self, access: Access) -> list[Route]:
         sampling = ((rl_protocol.GENERATE, self.generate), (rl_protocol.RELEASE, self.release))
@@ -138,7 +136,7 @@ class TrainingRoutes:
     async def start(self, request: Request) -> Response:
         """Begin an update; one that was begun before and not finished is forgotten."""
         async with self.updating:
-            self.started, self.change, self.given = True, None, None
+            self.started, self.checked = True, None
         return JSONResponse({"message": "Weight update started"})
 
     async def update(self, request: Request) -> Response:
@@ -146,15 +144,13 @@ class TrainingRoutes:
         body = await requests.json_body(request)
         async with self.updating:
             self.require_started()
-            try:
-                info = read(rl_protocol.UpdateRequest, body).update_info
-                self.change, self.given = await run_in_threadpool(self.checked, info), info
-            except RefusedRequest:
-                self.started, self.change, self.given = False, None, None
-                raise
+            self.started, self.checked = False, None
+            info = read(rl_protocol.UpdateRequest, body).update_info
+            self.checked = await run_in_threadpool(self.check, info), info
+            self.started = True
         return JSONResponse({"message": "Weights updated"})
 
-    def checked(self, info: rl_protocol.UpdateInfo) -> Change:
+    def check(self, info: rl_protocol.UpdateInfo) -> Change:
         adapter, held = info.adapter, self.model_digest
         if adapter is not None and (not held or adapter.base_digest != held):
             rule = f"its base has the digest {adapter.base_digest[:80]!r}, and this server's {held!r}"
@@ -171,10 +167,10 @@ class TrainingRoutes:
             raise RefusedRequest(f"weight_version = {brief(version)}: must be a whole number in decimal digits")
         async with self.updating:
             self.require_started()
-            if self.change is None or self.given is None:
+            if self.checked is None:
                 raise RefusedRequest(f"no weights were given: POST {rl_protocol.UPDATE} first", HTTPStatus.CONFLICT)
-            await run_in_threadpool(self.put, self.change, self.given, int(version))
-            self.started, self.change, self.given = False, None, None
+            await run_in_threadpool(self.put, *self.checked, int(version))
+            self.started = False
         return JSONResponse({"message": "Weight update finished"})
 
     def put(self, change: Change, given: rl_protocol.UpdateInfo, version: int) -> None:

@@ -93,7 +93,8 @@ async def facts_of(calls: ServerCalls, policy: Policy) -> Facts:
         raise
     if info.posttrain is not None:
         ours = info.posttrain
-        require_equal(calls, "vocabulary", ours.vocabulary, num_embeddings(policy.model), "logits")
+        if ours.vocabulary != (size := num_embeddings(policy.model)):
+            raise refusal(calls, f"its vocabulary has {ours.vocabulary} logits, and the policy's {size}", SAME_MODEL)
         if ours.tokenizer_digest != tokenizer_digest(policy.tokenizer):
             raise refusal(calls, "its tokenizer has other tokens", SAME_MODEL)
         return ours
@@ -170,11 +171,6 @@ async def require_tokenizer(calls: ServerCalls, policy: Policy) -> None:
     found = answer.get("tokens") if isinstance(answer, dict) else None
     if found != token_ids(policy.tokenizer, TOKENIZED, special=False):
         raise refusal(calls, "its tokenizer has other tokens", SAME_MODEL)
-
-
-def require_equal(calls: ServerCalls, what: str, theirs: int, ours: int, unit: str) -> None:
-    if theirs != ours:
-        raise refusal(calls, f"its {what} has {theirs} {unit}, and the policy's {ours}", SAME_MODEL)
 
 
 def require_context(calls: ServerCalls, facts: Facts, longest: int) -> None:
