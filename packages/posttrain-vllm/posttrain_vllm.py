@@ -49,8 +49,8 @@ class Lease:
         """Raises ValueError while another run has it."""
         left = self.until - time.monotonic()
         if self.owner not in ("", owner) and left > 0:
-            remedy = f"End that run, try again {left:.0f} seconds after its end, or use another server"
-            raise ValueError(f"this server samples for {self.owner[:300]}.  {remedy}.")
+            remedy = f"End that run, or use another server; if it was killed, try again in {left:.0f} seconds"
+            raise ValueError(f"this server samples for {self.owner[-120:]}.  {remedy}.")
         self.owner, self.until = (owner if seconds else ""), time.monotonic() + seconds
 
 

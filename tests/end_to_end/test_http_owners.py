@@ -71,7 +71,7 @@ def refused(place: Path, server: RlServer, holder: str) -> None:
         ended = command(*argv, folder=place / "other")
         assert ended.code == 1
         assert f"{server.url}: weights 0: init: status 409: this server samples for" in ended.err
-        assert f": {place}/{holder}/run.  End that run" in ended.err
+        assert f": {place}/{holder}/run. End that run, or use another server" in ended.err
         assert "Traceback" not in ended.err
         assert not (place / "other" / "run").exists()
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import posttrain
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.runs.alarms import GAP
-from tests.support.rl_server import ADDRESS, MODEL, NATS
+from tests.support.rl_server import ADDRESS, MODEL, NATS, any_server, own_server
 from tests.support.runs import metrics_of, rollout_rows, tiny_recipe
 
 pytestmark = pytest.mark.skipif(ADDRESS not in os.environ, reason="needs vLLM's server: make test-vllm")
@@ -37,6 +37,29 @@ def test_an_adapter_is_added_to_its_base_for_vllm(tmp_path: Path, capsys: pytest
     posttrain.train(config(tmp_path / "case", model=adapter, rollout={"max_completion_tokens": 40}))
     assert max(step[GAP] for step in metrics_of(tmp_path / "case" / "run")[1:]) < NATS
     assert "adapter and base added up in float32" in capsys.readouterr().out
+
+
+def test_vllm_and_a_server_of_ours_sample_for_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with own_server(Path(os.environ[MODEL]), tmp_path / "ours") as made:
+        urls = [os.environ[ADDRESS], made.url]
+        engine = {"name": "http", "urls": urls}
+        posttrain.train(config(tmp_path / "case", engine=engine, rollout={"max_completion_tokens": 40}))
+        assert made.info().weight_version == "4"
+    assert max(step[GAP] for step in metrics_of(tmp_path / "case" / "run")[1:]) < NATS
+    told = capsys.readouterr()
+    assert "weights as files in" in told.out
+    assert "or by PUT" in told.out
+    assert "left out" not in told.err
+
+
+def test_a_server_of_another_run_is_refused(tmp_path: Path) -> None:
+    with any_server(tmp_path) as server:
+        assert server.take("ann: /runs/1", 60)[0] == 200
+        try:
+            with pytest.raises(RunError, match="this server samples for ann: /runs/1"):
+                posttrain.train(config(tmp_path / "case"))
+        finally:
+            server.take("ann: /runs/1", 0)
 
 
 def test_a_cut_is_refused_before_anything_is_sampled(tmp_path: Path) -> None:

@@ -49,5 +49,5 @@ class Lease:
     def _require_not_of_another(self, asks: str) -> None:
         left = self.until - time.monotonic()
         if self.owner not in ("", asks) and left > 0:
-            remedy = f"End that run, try again {left:.0f} seconds after its end, or use another server"
-            raise RefusedRequest(f"this server samples for {self.owner[:300]}.  {remedy}.", HTTPStatus.CONFLICT)
+            remedy = f"End that run, or use another server; if it was killed, try again in {left:.0f} seconds"
+            raise RefusedRequest(f"this server samples for {self.owner[-120:]}.  {remedy}.", HTTPStatus.CONFLICT)

@@ -17,7 +17,7 @@ from posttrain.options.rollout import HttpSeconds
 OVERBOOKED = 2
 """Completions under way at a server, as a multiple of those that it decodes side by side: it never waits for us."""
 TOKEN_BYTES = 512
-"""More than a log-prob with its token takes in an answer: vLLM writes about TODO, ours 80."""
+"""More than a log-prob with its token takes in an answer: it is about 80."""
 
 
 @dataclass(slots=True, eq=False)
