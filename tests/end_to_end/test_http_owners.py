@@ -16,7 +16,7 @@ from posttrain.models.loading.saving import ExportedWeights
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import HttpOptions, SamplingParams
 from tests.support.rl_server import RlServer, own_server
-from tests.support.runs import Command, command, require_same, save_tiny_model, start, tiny_recipe
+from tests.support.runs import Command, command, files_of, require_same, save_tiny_model, start, tiny_recipe
 
 WAITING = """
 import time
@@ -65,7 +65,7 @@ def waiting(place: Path, name: str, server: RlServer) -> Command:
 
 
 def refused(place: Path, server: RlServer, holder: str) -> None:
-    """Every other command ends with one message and leaves no folder."""
+    """Every other command ends with one message and leaves no file."""
     other = recipe(place, "other", server)
     for argv in (("rl", other), ("rl", other, "--dry-run"), ("eval", place / "model", other)):
         ended = command(*argv, folder=place / "other")
@@ -73,7 +73,7 @@ def refused(place: Path, server: RlServer, holder: str) -> None:
         assert f"{server.url}: weights 0: init: status 409: this server samples for" in ended.err
         assert f": {place}/{holder}/run. End that run, or use another server" in ended.err
         assert "Traceback" not in ended.err
-        assert not (place / "other" / "run").exists()
+        assert not files_of(place / "other" / "run")
 
 
 @pytest.fixture(scope="module")

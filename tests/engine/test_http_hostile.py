@@ -15,11 +15,11 @@ from posttrain.generation.http import completion_requests, http_sampling, probe,
 from posttrain.generation.http.server_calls import words_of
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Continuation
-from posttrain.generation.rl_protocol import GENERATE, PAUSE, UPDATE
+from posttrain.generation.rl_protocol import GENERATE, PAUSE
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
 from tests.support.fake_inference import FakeInference
-from tests.support.faulty_endpoint import Play, hangs_up, reply, status
+from tests.support.faulty_endpoint import Play, hangs_up, raw, reply, status
 from tests.support.http_engines import PROMPTS, assert_same, engine_of, move, ready, servers
 from tests.support.refusals import refused
 from tests.support.tiny import request, tiny_policy, twin
@@ -102,22 +102,38 @@ def test_an_error_of_ours_ends_sampling_at_once(policy: Policy, monkeypatch: pyt
             sample_groups(engine, PROMPTS, request(2))
 
 
-@pytest.mark.parametrize("returns", [{"vocabulary": 25}, {"tokenizer_digest": "00"}, {"max_positions": 20}])
+RETURNS: dict[str, tuple[bool, Callable[[FakeInference], object], str]] = {
+    "vocabulary": (True, lambda fake: fake.facts.update(vocabulary=25), "25 logits"),
+    "tokenizer": (True, lambda fake: fake.facts.update(tokenizer_digest="00"), "other tokens"),
+    "context": (True, lambda fake: fake.facts.update(max_positions=20), "context has 20 tokens"),
+    "vLLM, vocabulary": (False, lambda fake: fake.faults[GENERATE].append(status(400)), "fewer than 24 tokens"),
+    "vLLM, tokenizer": (False, lambda fake: fake.faults["/tokenize"].append(raw('{"tokens": [1]}')), "other tokens"),
+    "vLLM, context": (False, lambda fake: fake.settings.update(model_config={"max_model_len": 20}), "has 20 tokens"),
+}
+
+
+@pytest.mark.parametrize("returns", RETURNS)
 def test_a_server_that_returns_as_another_stays_left_out(
-    returns: dict[str, object], policy: Policy, capsys: pytest.CaptureFixture[str]
+    returns: str, policy: Policy, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    ours, arrange, says = RETURNS[returns]
     trained = twin(policy)
-    with ready(policy, 2) as (engine, (_, bad)):
-        bad.faults[UPDATE].append(hangs_up)
-        for version, says in ((1, {}), (2, returns), (3, {})):
+    with servers(policy, count=2, ours=ours) as fakes, engine_of(policy, fakes) as engine:
+        engine.load(ExportedWeights(trained), 0)
+        bad = fakes[1]
+        bad.faults[GENERATE].append(status(400))  # as where its embedding has fewer tokens than the prefix
+        sample_groups(engine, PROMPTS, request(2))
+        assert "status 400" in capsys.readouterr().err
+        for version in (1, 2):
             move(trained)
-            bad.facts = dict(says)
+            if version == 1:
+                arrange(bad)
             engine.load(ExportedWeights(trained), version)
             groups = sample_groups(engine, PROMPTS, request(2))
             assert {each.weights_version for group in groups for each in group.rollouts} == {version}
-            said = capsys.readouterr().err
-            assert ("Start it with" in said or "Serve the model" in said) == (version == 2)
-        assert bad.version == "3"
+            assert (says in capsys.readouterr().err) == (version == 1)
+            bad.facts, bad.settings = {}, {}
+        assert bad.version == "2"
 
 
 def test_what_is_under_way_at_a_server_that_fails_in_an_update_goes_to_others_at_once(policy: Policy) -> None:

@@ -123,10 +123,10 @@ class ServerCalls:
             raise ServerFault(self.url, phase, fault, said=words_of(answer)) from None
 
     async def _exchange(self, path: str, body: bytes | Path | None, most_bytes: int) -> tuple[int, bytes]:
-        method, content = ("GET" if body is None else "POST"), body
+        method = "GET" if body is None else "PUT" if isinstance(body, Path) else "POST"
+        content = file_chunks(body) if isinstance(body, Path) else body
         headers = {"Content-Type": "application/json"} if isinstance(body, bytes) else {}
         if isinstance(body, Path):
-            method, content = "PUT", file_chunks(body)
             headers = {"Content-Type": "application/octet-stream", "Content-Length": str(body.stat().st_size)}
         if self.owner:
             headers[OWNER_HEADER] = self.owner
