@@ -24,6 +24,7 @@ from posttrain.options.rollout import HttpOptions, SamplingParams
 from posttrain.runs.alarms import GAP, GAP_LIMIT
 from posttrain.server.model_server import ModelServer
 from tests.support.commands import printed
+from tests.support.rank_runs import by_ranks
 from tests.support.rl_server import own_server
 from tests.support.runs import files_of, metrics_of, rollout_rows, save_tiny_model, tiny_recipe
 from tests.support.served import served
@@ -55,7 +56,11 @@ def run(model: Path, folder: Path, **sections: Any) -> Path:
 
 
 def of_rollouts(run: Path) -> Mapping[str, bytes]:
-    return {name: content for name, content in files_of(run).items() if re.match(r"rollouts|evaluations|model/m", name)}
+    return {
+        name: content
+        for name, content in files_of(run).items()
+        if re.match(r"rollouts|evaluations|model/m|adapter/", name)
+    }
 
 
 def test_a_run_over_http_has_the_bits_of_a_run_in_one_process(
@@ -91,6 +96,26 @@ def test_a_run_over_two_servers_has_the_bits_of_a_run_in_one_process(
         theirs = run(model, tmp_path / "theirs", engine=engine(server, made.server))
     assert metrics_of(ours) == metrics_of(theirs)
     assert of_rollouts(ours) == of_rollouts(theirs)
+
+
+@pytest.mark.parametrize("adapter", [{}, {"rank": 2}], ids=["all weights", "adapter"])
+def test_two_ranks_with_a_server_have_the_bits_of_two_that_sample(
+    model: Path, server: ModelServer, tmp_path: Path, adapter: Mapping[str, object]
+) -> None:
+    served_model = {"path": str(model), **({"adapter": adapter} if adapter else {})}
+    small = {"model": served_model, "update": {"tokens_per_microbatch": 128}, "run": {"num_steps": 2}}
+    ours, theirs = (
+        tiny_recipe(tmp_path / name, **small, **more)
+        for name, more in (("ours", {}), ("theirs", {"engine": engine(server)}))
+    )
+    for recipe in (ours, theirs):
+        ended = by_ranks("rl", recipe, folder=recipe.parent)
+        assert ended.code == 0, ended.err
+    sent = "the adapter" if adapter else "all weights"
+    assert f"weights by PUT, {sent}" in ended.out
+    found, expected = (of_rollouts(each.parent / "run") for each in (theirs, ours))
+    assert found == expected
+    assert any(name.startswith("adapter/" if adapter else "model/") for name in found)
 
 
 def test_turns_over_http_are_those_of_one_process(model: Path, server: ModelServer, tmp_path: Path) -> None:

@@ -18,17 +18,7 @@ from posttrain.ranks.group import Dealt, RankGroup
 from posttrain.runs.run_steps import StartOptions
 from tests.support.accidents import Accident
 from tests.support.rank_runs import by_ranks, ended_ranks, environments, start_ranks
-from tests.support.rl_server import own_server
-from tests.support.runs import (
-    command,
-    metrics_of,
-    require_same,
-    rollout_rows,
-    save_tiny_model,
-    start,
-    start_program,
-    tiny_recipe,
-)
+from tests.support.runs import command, metrics_of, rollout_rows, save_tiny_model, start, start_program, tiny_recipe
 
 WAITING = """
 import time
@@ -92,24 +82,6 @@ def test_two_ranks_sample_the_same_tokens_and_train_the_same_weights_as_one(fold
     manifest = json.loads((of_two / "checkpoints" / "step-000004" / "manifest.json").read_text())
     assert manifest["made_with"]["ranks"] == 2
     assert sum(name.startswith("shard-") for name in manifest["files"]) == 2
-
-
-@pytest.mark.parametrize("adapter", [{}, {"rank": 2}], ids=["all weights", "adapter"])
-def test_two_ranks_with_a_server_have_the_bits_of_two_that_sample(
-    folder: Path, tmp_path: Path, adapter: Mapping[str, object]
-) -> None:
-    name = "lora" if adapter else "served"
-    model = {"path": str(folder / "model"), **({"adapter": adapter} if adapter else {})}
-    runs = []
-    with own_server(folder / "model", tmp_path) as server:
-        for place, engine in ((f"{name}-alone", {}), (name, {"engine": {"name": "http", "urls": [server.url]}})):
-            recipe = tiny_recipe(folder / place, **SMALL, model=model, run={"num_steps": 2}, **engine)
-            ended = by_ranks("rl", recipe, folder=folder)
-            assert ended.code == 0, ended.err
-            runs.append(folder / place / "run")
-        assert (server.info().posttrain.model_digest != "") == bool(adapter)  # the base is left as it was
-        assert server.info().weight_version == "2"
-    require_same(*runs)
 
 
 def test_a_killed_rank_ends_all_and_the_run_resumes_to_the_same_bits(folder: Path, of_two: Path) -> None:
