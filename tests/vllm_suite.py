@@ -1,7 +1,8 @@
 """`make test-vllm`: the laws of a server that samples for training, held by vLLM's CPU build.
 
 vLLM gets an environment of its own, `.venv-vllm` (3.4 GB): it needs an older transformers.  Where that cannot be made,
-or the server does not start, this says why, lists the tests that it skips, and ends with code 0.
+or a server does not start, this says why, lists the tests that it skips, and ends with code 0.  Arguments are for
+pytest, in place of all tests.
 """
 
 import os
@@ -125,7 +126,7 @@ def main() -> int:
                     MODEL: str(model),
                     TRANSFER: str(transfer),
                 }
-                command = [sys.executable, "-m", "pytest", "-q", "-rs", *TESTS]
+                command = [sys.executable, "-m", "pytest", "-q", "-rs", *(sys.argv[1:] or TESTS)]
                 return subprocess.run(command, cwd=ROOT, env={**os.environ, **where}, check=False).returncode
     except Unavailable as reason:
         skipped(str(reason))

@@ -6,6 +6,7 @@ because what is killed stays dead.
 """
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,10 +20,17 @@ from tests.support.rl_server import MODEL, NATS, PROCESSES
 from tests.support.runs import metrics_of, start, tiny_recipe
 
 pytestmark = pytest.mark.skipif(PROCESSES not in os.environ, reason="needs vLLM's servers: make test-vllm")
-SECONDS = {"connect": 10.0, "sample": 60.0, "update": 60.0}
-DEADLINE = SECONDS["sample"] + SECONDS["update"] + 30
+SECONDS = {"connect": 5.0, "sample": 30.0, "update": 30.0}
+DEADLINE = SECONDS["sample"] + SECONDS["update"] + 4 * SECONDS["connect"] + 60
+"""A server that hangs is waited for once, and looked at again at each of four updates; the run itself takes a minute on
+a busy machine."""
 GENERATE, UPDATE = "/inference/v1/generate", "/update_weights"
 AT = {"sampling": (GENERATE, b'"purpose":"rollout"'), "update": (UPDATE, b"")}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("vllm")
 
 
 @pytest.fixture
@@ -59,7 +67,7 @@ CASES = [
 
 @pytest.mark.parametrize(("number", "alone", "phase"), CASES)
 def test_a_run_goes_on_with_the_other_server_or_ends_in_time_and_names_it(
-    two: list[tuple[FaultyProxy, int]], tmp_path: Path, number: signal.Signals, alone: bool, phase: str
+    two: list[tuple[FaultyProxy, int]], place: Path, number: signal.Signals, alone: bool, phase: str
 ) -> None:
     chosen = two[:1] if alone else two
     proxy, group = chosen[-1]
@@ -67,9 +75,13 @@ def test_a_run_goes_on_with_the_other_server_or_ends_in_time_and_names_it(
     proxy.faults = [
         Fault("pass", path, body=body, skip=1 + (phase == "sampling"), times=1, call=lambda: send(group, number))
     ]
-    folder = tmp_path / "case"
-    running = start("rl", recipe(folder, [each for each, _ in chosen]), folder=tmp_path)
-    ended = running.ended(DEADLINE)
+    folder = place / "case"  # the same one for all: servers know the run by it
+    shutil.rmtree(folder, ignore_errors=True)
+    running = start("rl", recipe(folder, [each for each, _ in chosen]), folder=place)
+    try:
+        ended = running.ended(DEADLINE)
+    finally:
+        running.process.kill()
     assert proxy.faults[0].times == 0
     assert proxy.url in ended.err
     if alone:
@@ -80,5 +92,5 @@ def test_a_run_goes_on_with_the_other_server_or_ends_in_time_and_names_it(
     assert ended.code == 0, ended.err
     steps = metrics_of(folder / "run")[1:]
     assert len(steps) == 4
-    assert max(step[GAP] for step in steps) < NATS
+    assert max(step.get(GAP, 0.0) for step in steps) < NATS
     assert "It is left out until the next update." in ended.err

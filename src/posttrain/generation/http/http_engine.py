@@ -133,13 +133,13 @@ class HttpEngine:
             await self._take_servers()
 
     async def _take_servers(self, *, keep: bool = True) -> None:
-        """Keep or give back the servers that are not left out."""
+        """Keep the servers that are not left out, or give all back."""
 
         async def take(server: Server) -> None:
             with suppress(ServerFault):  # the next call that needs the server says it
                 await take_server(server.calls, "lease", seconds=self.options.seconds.connect, keep=keep)
 
-        await asyncio.gather(*(take(each) for each in self.servers if each.fault is None))
+        await asyncio.gather(*(take(each) for each in self.servers if each.fault is None or not keep))
 
     async def _connect(self, calls: Sequence[ServerCalls]) -> list[Facts]:
         return list(await asyncio.gather(*(first_facts_of(each, self.policy) for each in calls)))
