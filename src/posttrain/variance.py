@@ -162,9 +162,7 @@ def squared_advantage(success: Float64[Tensor, " prompt"], group_size: int) -> f
     on.  Raises UserError if no prompt has a chance, or a group is one completion.
     """
     if group_size < 2 or not bool((success > 0).any()):
-        raise UserError(
-            f"groups of {group_size}, at most {success.max().item():g} of which earn 1: nothing to compare."
-        )
+        raise UserError(f"groups of {group_size}, at most {success.max():g} of which earn 1: nothing to compare.")
     spread = baseline_deviation(success, 1) ** 2
     return spread * group_size / (group_size - 1) / success.mean().item()
 

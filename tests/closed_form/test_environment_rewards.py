@@ -20,16 +20,15 @@ from posttrain.environments.workers import Exchange
 from posttrain.errors import RunError, UserError
 from posttrain.records import CUT_OFF, Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading import answers
-from posttrain.rewards.grading.environment_reward import ENVIRONMENT_REWARD
-from posttrain.rewards.grading.function import reward_function
+from posttrain.rewards.grading.function import ENVIRONMENT_REWARD, reward_function
 from posttrain.rewards.grading.grade import grade
-from posttrain.rewards.process_rewards import rewards_without_turns, summed, turn_rewards
+from posttrain.rewards.process_rewards import summed, turn_rewards, turnless_rewards
 from posttrain.runs.named_inputs import MAY_CHANGE
 from posttrain.runs.reply_journal import ReplyFile
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
 from posttrain.runs.run_folder import RunFolder
 from posttrain.training.metrics import completion_metrics, turn_metrics
-from posttrain.training.session_rewards import rewards_of
+from posttrain.training.session_task import rewards_of
 from posttrain.turns import ToolCall, Turn
 from tests.support.pages import documented, python
 from tests.support.refusals import mentions
@@ -166,7 +165,7 @@ def test_what_replies_earn_counts_once_whatever_a_token_is_credited_with(credit:
     assert algorithm.credits_turns == (credit != "completion")
     rewards, steps = grades.rewards, None
     if algorithm.credits_turns:
-        rewards, steps = rewards_without_turns(grades), turn_rewards(groups)
+        rewards, steps = turnless_rewards(grades), turn_rewards(groups)
     evidence = Evidence(
         rewards=rewards,
         scores=grades.scores,

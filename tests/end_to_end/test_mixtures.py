@@ -16,7 +16,7 @@ from posttrain.runs.named_inputs import read_named_input, rows_of_task
 from posttrain.tasks.dataset import DatasetTask, GeneratedTask
 from posttrain.tasks.row_files.generator_rows import generated_rows, made_rows, rows_or_error
 from posttrain.training.session import open_session
-from posttrain.training.session_rewards import require_sound_rows
+from posttrain.training.session_task import require_sound_rows
 from tests.support.dataset_rows import RENDERER, SUMS, json_lines, task_of_rows as task
 from tests.support.refusals import mentions, refused
 from tests.support.runs import command, metrics_of, save_tiny_model, tiny_recipe

@@ -32,12 +32,10 @@ from posttrain.runs.named_inputs import run_recipe
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from posttrain.environments.run_environment import ReplySettings
     from posttrain.models.rendering import TokenizerRenderer
     from posttrain.records import Group, Prompt
 
 REPLYING = ("environment", "tools", "tools_at", "sandbox")
-"""Sections that say what replies."""
 
 HINTS = {
     BUNDLED: "The bundled model knows one kind of question: Use all of 11, 25, 11 to make 25.",
@@ -57,18 +55,6 @@ class ChatConfig:
     tools_at: Mapping[str, str] = field(default_factory=dict)
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
-
-    @property
-    def replies(self) -> "ReplySettings":
-        from posttrain.environments.run_environment import ReplySettings
-
-        return ReplySettings(
-            environment=self.environment,
-            tools=self.tools,
-            tools_at=self.tools_at,
-            sampling=self.sampling,
-            sandbox=self.sandbox,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +125,7 @@ def typed(hint: str) -> Iterator[str]:
 
 def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", how: DatasetOptions, seed: int) -> None:
     """Load the model, then answer each question as it comes."""
-    from posttrain.environments.run_environment import RepliesOfRun
+    from posttrain.environments.run_environment import RepliesOfRun, ReplySettings
     from posttrain.generation.conversations import sample_conversations
     from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
     from posttrain.generation.request import GroupRequest, StreamKey
@@ -149,7 +135,8 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", h
     longest = min(policy.max_positions, USUAL_TOKENS + config.sampling.max_completion_tokens)
     engine = engine_in_parity(policy, max_rows=1, longest=longest)
     with ExitStack() as opened:
-        replies = RepliesOfRun(policy, config.replies, config.model.template_options, opened)
+        settings = ReplySettings(**{name: getattr(config, name) for name in (*REPLYING, "sampling")})
+        replies = RepliesOfRun(policy, settings, config.model.template_options, opened)
         workers = None
         for number, question in enumerate(questions):
             prompt = typed_prompt(question, replies.renderer, how)

@@ -24,8 +24,7 @@ from posttrain.rewards.cheap_attacks import JUDGE, SHAPING, Answer, AttackExampl
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import CHAT_HINT, NEVER, RolloutRow, read_result
 from posttrain.rewards.grading.dispatch import dispatch
-from posttrain.rewards.grading.environment_reward import ENVIRONMENT_REWARD
-from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
+from posttrain.rewards.grading.function import ENVIRONMENT_REWARD, RewardFunction, ScoringFailure
 from posttrain.rewards.grading.grade import DEFAULTS, PendingScores, checked_verdicts, grade, marks_in
 from posttrain.rewards.grading.resources import ChecksRows, Resources
 from posttrain.rewards.grading.worker_process import NotWritableError, to_json

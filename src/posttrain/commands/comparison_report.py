@@ -45,7 +45,6 @@ class CellResult:
     variant: str
     seed: int
     recipe_digest: str
-    """SHA-256 of its recipe."""
     before: Mapping[str, Any]
     """Held-out results, as in summary.json."""
     after: Mapping[str, Any]
@@ -232,7 +231,6 @@ COLUMNS: dict[str, Callable[[VariantResult], str]] = {
     "all s": lambda row: f"{row.seconds:.0f}",
     "memory GB": lambda row: f"{row.peak_memory_bytes / 1e9:.2f}",
 }
-"""The table's heads and cells."""
 
 
 def draw_comparison(results: Sequence[CellResult], picture: Path, budget: str) -> None:

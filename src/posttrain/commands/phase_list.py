@@ -38,7 +38,6 @@ class Phase:
     """From 1."""
     layers: Sequence[RecipeLayer]
     folder: Path
-    """Of its run."""
 
     @property
     def recipe_file(self) -> Path:

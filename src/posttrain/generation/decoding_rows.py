@@ -84,7 +84,6 @@ class KeptRow:
     """The cache of a completion that has ended, for a continuation of it."""
 
     tokens: tuple[int, ...]
-    """Prefix and completion."""
     cached: Sequence[Tensor]
     length: int
     """Tokens in the cache: all but the last, which has predicted nothing yet."""

@@ -215,11 +215,7 @@ def sample_groups(
 
 
 def sample_all(
-    engine: Engine,
-    continuations: Sequence[Continuation],
-    request: Request,
-    advance: Advance,
-    look_seconds: float | None,
+    engine: Engine, continuations: Sequence[Continuation], request: Request, advance: Advance, seconds: float | None
 ) -> list[Sampled]:
     """The result of each continuation, in their order."""
     found: dict[tuple[int, int], Sampled] = {}
@@ -230,7 +226,7 @@ def sample_all(
         waited = 0.0
         while open_ones:
             began = time.monotonic()
-            done = take_checked(sampling, engine, look_seconds, oldest)
+            done = take_checked(sampling, engine, seconds, oldest)
             waited = 0.0 if done else waited + time.monotonic() - began
             if waited > engine.patience_seconds:
                 raise SamplingTimeout(engine_name(engine), engine.patience_seconds, len(open_ones))

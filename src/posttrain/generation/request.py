@@ -20,7 +20,6 @@ class StreamKey:
     """Names a family of streams: one stream per (draw, sample), one number per position."""
 
     seed: int
-    """The run's seed."""
     purpose: str
     """What the numbers decide ("rollout", "evaluation", ...); each purpose has different streams."""
     step: int

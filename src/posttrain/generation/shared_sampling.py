@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Self
 
 from posttrain.errors import RunError
@@ -165,16 +165,8 @@ class SharedEngine(EngineInTurns):
 
     def open(self, request: Request) -> "SharedSampling":
         """A view of the one sampling; requests differ in their streams alone."""
-        settings = (request.sampling, request.suppressed, request.stop_texts, request.keep_alternatives, request.keep)
-        sampling, suppressed, stop_texts, keep_alternatives, keep = settings
-        asked = Request(
-            sampling=sampling,
-            key=StreamKey(0, "shared", 0),
-            suppressed=suppressed,
-            stop_texts=stop_texts,
-            keep_alternatives=keep_alternatives,
-            keep=keep,
-        )
+        settings = {each.name: getattr(request, each.name) for each in fields(Request)}
+        asked = Request(**{**settings, "key": StreamKey(0, "shared", 0)})
         with self.turns.sampler():
             if self._sampling is None:
                 self._sampling, self._request = opened(self.engine, asked), asked

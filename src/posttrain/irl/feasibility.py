@@ -143,10 +143,8 @@ def gap_program(setting: Setting, moments: Weights) -> tuple[csr_array, np.ndarr
     minus = csr_array(-np.ones((len(moments), 1)))
     limits = block_array([[sums, minus], [-sums, minus]], format="csr")
     size = mdp.num_states
-    leaving = csr_array(
-        (np.ones(len(pairs)), (pairs // mdp.num_actions, np.arange(len(pairs)))), shape=(size, len(pairs))
-    )
+    out = csr_array((np.ones(len(pairs)), (pairs // mdp.num_actions, np.arange(len(pairs)))), shape=(size, len(pairs)))
     staying = csr_array((np.ones(len(ends)), (ends, np.arange(len(ends)))), shape=(size, len(ends)))
     arriving = setting.discount * mdp.transitions[pairs].T
-    flows = hstack([leaving - arriving, staying, csr_array((size, 1))], format="csr")
+    flows = hstack([out - arriving, staying, csr_array((size, 1))], format="csr")
     return limits, np.concatenate([moments, -moments]), flows, setting.start

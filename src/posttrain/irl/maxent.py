@@ -142,9 +142,8 @@ class MaxEntIRL:
         if not features.per_state:
             raise UserError(f"on = {reward.on!r}: the path model has features of states; use on='state'")
         starts = initial_histogram(known, mdp.num_states)
-        dual = PathDual(
-            features, starts, features.observed(discounted_counts(known, mdp, discount=1.0)), self.l2, watch
-        )
+        observed = features.observed(discounted_counts(known, mdp, discount=1.0))
+        dual = PathDual(features, starts, observed, self.l2, watch)
         # Weights under which every step costs more than the log of its ways, if the features can say so; else 0.
         cost = constant_cost(MaxCausalEntIRL(l2=self.l2).setting(features, starts))
         first = dual.at(np.zeros(features.num_features) if cost is None else cost)

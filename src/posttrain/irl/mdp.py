@@ -252,9 +252,7 @@ def check_fields(mdp: TabularMDP) -> None:
     for name, kinds in shapes.items():
         array, shape = getattr(mdp, name), (num_states, num_actions) if name == "rewards" else (num_states,)
         if not isinstance(array, ndarray) or array.shape != shape or array.dtype.kind not in kinds:
-            raise UserError(
-                f"{name} is {arguments.brief_repr(array)}, not an array of shape {shape} of its type: {remedy}"
-            )
+            raise UserError(f"{name} is {arguments.brief_repr(array)}, not of its type and the shape {shape}: {remedy}")
         arguments.check_unmasked(array, name)
     if not np.isfinite(mdp.rewards).all():
         raise UserError(f"rewards: that of state and action {np.argwhere(~np.isfinite(mdp.rewards))[0]} is not finite")

@@ -105,9 +105,8 @@ def fit_course(
     assert grid is not None, "IrlConfig sees to that"
     known = in_world(demonstrations, world.mdp)
     check_whole(known, world.mdp, discount=1.0, horizon=None)
-    taught = recover_reward(
-        grid.mdp, features, grid.ends, known, step_size=options.step_size, tolerance=options.tolerance
-    )
+    step_size, tolerance = options.step_size, options.tolerance
+    taught = recover_reward(grid.mdp, features, grid.ends, known, step_size=step_size, tolerance=tolerance)
     worth = features @ taught.weights
     shares = local_action_probabilities(grid.mdp, grid.ends, worth)
     # Where no path reaches an end within its sweeps the algorithm has no policy: take the uniform one.

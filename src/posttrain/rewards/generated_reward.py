@@ -100,15 +100,12 @@ class GeneratedReward(SessionReward):
             return exact_match.missing_answer(cut_off)
         if len(answer) > exact_match.MAX_CHARACTERS:
             return Graded(0.0, exact_match.AnswerOutcome.REFUSED)
+        gold = problem.gold
         match problem.scorer:
             case exact_match.Scorer.SAME:
-                return exact_match.graded_answer(
-                    problem.gold is not None and exact_match.same_answer(answer, problem.gold)
-                )
+                return exact_match.graded_answer(gold is not None and exact_match.same_answer(answer, gold))
             case exact_match.Scorer.TEXT:
-                return exact_match.graded_answer(
-                    problem.gold is not None and exact_match.same_text(answer, problem.gold)
-                )
+                return exact_match.graded_answer(gold is not None and exact_match.same_text(answer, gold))
             case exact_match.Scorer.LISTED:
                 listed = {exact_match.unspaced(str(each)) for each in problem.entry["metadata"]["valid_answers"]}
                 return exact_match.graded_answer(exact_match.unspaced(answer) in listed)

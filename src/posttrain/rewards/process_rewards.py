@@ -20,7 +20,7 @@ from torch import Tensor
 
 from posttrain.errors import RunError
 from posttrain.records import Grades, Group, Marks, Rollout
-from posttrain.rewards.grading.environment_reward import ENVIRONMENT_REWARD
+from posttrain.rewards.grading.function import ENVIRONMENT_REWARD
 from posttrain.rewards.grading.grade import weighted_sum
 
 
@@ -78,7 +78,7 @@ def turn_rewards(groups: Sequence[Group]) -> Float64[Tensor, " token"] | None:
     return None if bool(earned.isnan().all()) else earned
 
 
-def rewards_without_turns(grades: Grades) -> Float64[Tensor, "prompt group"]:
+def turnless_rewards(grades: Grades) -> Float64[Tensor, "prompt group"]:
     """The rewards without what replies earned: 0 where nothing else scored a rollout, NaN where nothing did."""
     others = [place for place, name in enumerate(grades.names) if name != ENVIRONMENT_REWARD.name]
     rest = weighted_sum(grades.clipped[others], grades.weights[others])

@@ -50,10 +50,8 @@ def load_reward(options: RewardOptions) -> RewardFunction:
         call = load_function(options.path)
         return RewardFunction(name=name, call=call, settings=options, source=source_at(place, name, call))
     if options.name not in BUILT_IN:
-        others = "Name your function FILE.py:FUNCTION or package.module:FUNCTION, a reward model `model: FOLDER`."
-        raise UserError(
-            f"rewards: no reward function `{options.name}`.  {did_you_mean(options.name, BUILT_IN)}  {others}"
-        )
+        own = "Name your function FILE.py:FUNCTION or package.module:FUNCTION, a reward model `model: FOLDER`."
+        raise UserError(f"rewards: no reward function `{options.name}`.  {did_you_mean(options.name, BUILT_IN)}  {own}")
     module, _, function = BUILT_IN[options.name].partition(":")
     call = getattr(importlib.import_module(module), function)
     if isinstance(call, type):

@@ -99,7 +99,6 @@ class RankTensors:
     """Tensors of which each rank has a part."""
 
     parts: Mapping[str, Tensors]
-    """Those of this rank."""
     ranks: RankGroup
 
 

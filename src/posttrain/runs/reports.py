@@ -78,7 +78,6 @@ class StepReport:
     groups: Sequence[Group] = ()
     """The groups that were trained on; none in a supervised run."""
     grades: Grades | None = None
-    """Their rewards."""
     advantages: Float64[Tensor, "prompt group"] | None = None
     """Of each completion; the mean over its tokens where they differ."""
     token_rewards: Float64[Tensor, " token"] | None = None
@@ -91,7 +90,6 @@ class StepReport:
     replaced: Sequence[tuple[Sequence[Group], Grades]] = ()
     """Groups that dynamic sampling set aside."""
     pairs: Sequence[Preference] = ()
-    """The pairs that were learned."""
     updates: Sequence[UpdateTokens] = ()
     """The tokens of each update, with `run.keep_token_columns`."""
 
@@ -129,7 +127,6 @@ class EvaluationReport:
     evaluation: Literal["before", "brief", "after"] = "brief"
     """Full ones are `before` and `after` training, `brief` ones between steps."""
     completions: Sequence[ScoredCompletions] = ()
-    """All completions with their scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

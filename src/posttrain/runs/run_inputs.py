@@ -116,10 +116,8 @@ def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -
     require_same_model(folder, began.files.get(MODEL), now.files.get(MODEL))
     changed, noted = differences(began, now)
     if changed and not accept_changes:
-        says = f"resume {folder}: {'; '.join(changed)}.  Undo the change, start another run, or accept it"
-        raise UserError(
-            f"{says}: train(config, resume=True, accept_changes=True).", command=f"{says}: --accept-changes."
-        )
+        why = f"resume {folder}: {'; '.join(changed)}.  Undo the change, start another run, or accept it"
+        raise UserError(f"{why}: train(config, resume=True, accept_changes=True).", command=f"{why}: --accept-changes.")
     return replace(now, recipe=began.recipe, changes=tuple(dict.fromkeys([*began.changes, *noted, *changed])))
 
 

@@ -184,11 +184,9 @@ class DatasetTask(Task):
             )
         if self.options.last_assistant_message == "prefill":
             prompts = (role_shape(row.columns[self.options.prompt_column]) for row in self.training_rows)
-            begun = sum(roles[-1:] == ("assistant",) for roles in prompts)
-            if begun:
-                notes.append(
-                    f"{count_text(begun, 'prompt')} whose last message is the assistant's, which begins the answer"
-                )
+            if begun := sum(roles[-1:] == ("assistant",) for roles in prompts):
+                what = count_text(begun, "prompt")
+                notes.append(f"{what} whose last message is the assistant's, which begins the answer")
         if self.too_long:
             done = "left out" if self.options.over_long == "skip" else "cut from their beginning"
             count, most = count_text(len(self.too_long), "prompt"), self.options.max_prompt_tokens

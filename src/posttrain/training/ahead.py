@@ -37,7 +37,6 @@ class CollectedApart(HandedOver):
 
     def __init__(self) -> None:
         self.journaled: list[tuple[int, Sequence[Group], Grades]] = []
-        """Its scores, for the journal."""
 
     def journal(self, step: int, groups: Sequence[Group], grades: Grades) -> None:
         self.journaled.append((step, groups, grades))

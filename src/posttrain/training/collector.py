@@ -37,7 +37,6 @@ class CollectorSettings:
     grading: GradingOptions = field(default_factory=GradingOptions)
     seed: int = 0
     resample: Resample | None = None
-    """The algorithm's dynamic sampling."""
     informative: Callable[[Grades], Tensor] = sums_differ
     """Which groups dynamic sampling keeps."""
     num_steps: int = 0
@@ -56,7 +55,6 @@ class CollectedStep:
     replaced: Sequence[tuple[Sequence[Group], Grades]] = ()
     """Groups that dynamic sampling replaced, round by round; logged, not trained on."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of how it was collected."""
 
     @property
     def num_completion_tokens(self) -> int:

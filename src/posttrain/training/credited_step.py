@@ -22,13 +22,8 @@ from posttrain.models.forward import ForwardNeeds
 from posttrain.models.policy import Policy
 from posttrain.needs import Need
 from posttrain.records import Group, TokenSequence
-from posttrain.rewards.process_rewards import (
-    process_rewards,
-    rewards_without_turns,
-    summed,
-    turn_rewards,
-    with_penalties,
-)
+from posttrain.rewards.process_rewards import process_rewards, summed, turn_rewards, turnless_rewards, with_penalties
+from posttrain.runs.alarms import EXPLAINED
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.critic import Critic
@@ -36,7 +31,6 @@ from posttrain.training.metrics import STALENESS
 from posttrain.training.reference import Reference, Teacher, Tokens
 from posttrain.training.update import group_logprobs
 
-EXPLAINED = "value/explained_variance"
 COMPLETION_KL, TOKEN_KL = "kl_completion", "kl_token"
 """Names of the metrics that decide the next steps."""
 STATE = "actor_critic"
@@ -170,7 +164,6 @@ class StepModels:
     temperature: float
     """The one that sampled: log-probs and entropies are taken at it."""
     max_tokens: int
-    """Tokens of a micro-batch."""
 
     def logprobs(
         self, policy: Policy, groups: Sequence[Group], teacher_prompts: TeacherPrompts = None
@@ -223,7 +216,7 @@ def credited_step(
     sampled = sampled_columns(groups)
     marked = steps = process_rewards(groups, grades, models.policy.tokenizer)
     if algorithm.credits_turns and (earned := turn_rewards(groups)) is not None:
-        rewards, steps = rewards_without_turns(grades), summed(marked, earned)  # earned once, with the turn
+        rewards, steps = turnless_rewards(grades), summed(marked, earned)  # earned once, with the turn
     token_rewards = with_penalties(steps, penalties(algorithm, state, sampled.behaviour_logprobs, known))
     evidence = Evidence(
         rewards=rewards,

@@ -64,12 +64,8 @@ class Critic:
                 raise UserError(
                     f"{where}: its head reads the model in that folder, not the policy.  Set critic.trunk = own."
                 )
-        self.head = ValueHead(
-            self.trunk.hidden_width,
-            options.head,
-            seed=seed,
-            dtype=torch.promote_types(policy.model.dtype, torch.float32),
-        ).to(policy.device)
+        dtype = torch.promote_types(policy.model.dtype, torch.float32)
+        self.head = ValueHead(self.trunk.hidden_width, options.head, seed=seed, dtype=dtype).to(policy.device)
         score = None if found is None else found.score
         self.begun = score is not None or (bool(options.path) and has_head(options.path))
         """Whether the head was trained before; a new one starts from the mean reward."""

@@ -43,7 +43,6 @@ class Questions:
     """Held-out problems, and how their answers are judged."""
 
     task: str = "of no name"
-    """The name of the task, for messages."""
     prompts: Sequence[Prompt]
     judge: RewardFunction
     """Scores a completion; 1 or more is right."""
@@ -56,7 +55,6 @@ class Questions:
     """The effect of an exception in the judge or a reward, as in training."""
     resources: Resources | None = None
     trainer_state: TrainerState = NO_RUN
-    """The state of the run, for rewards."""
     probes: Mapping[str, Probe] = field(default_factory=dict)
     """Further measures of a full evaluation."""
     workers: ReplyWorkers | None = None

@@ -23,20 +23,14 @@ from posttrain.models.sharding import sharded
 from posttrain.needs import Need
 from posttrain.options.training import UpdateOptions, require_adapter_decay
 from posttrain.records import Group
+from posttrain.runs.alarms import EXPLAINED
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.progress import Clock
 from posttrain.runs.rollout_file import read_rollouts, stored_steps
 from posttrain.runs.tensor_state import Tensors
 from posttrain.training import optimizer
 from posttrain.training.collector import CollectedStep
-from posttrain.training.credited_step import (
-    EXPLAINED,
-    ActorCriticState,
-    CreditedStep,
-    StepModels,
-    credited_step,
-    with_staleness,
-)
+from posttrain.training.credited_step import ActorCriticState, CreditedStep, StepModels, credited_step, with_staleness
 from posttrain.training.critic import CRITIC, Critic
 from posttrain.training.metrics import STALENESS, UpdateReport, kl_limit
 from posttrain.training.reference import (

@@ -128,9 +128,7 @@ def replay(
 
         for step in range(1, last + 1):
             credited = learner.credit(recorded(session, step, files[step]), clock)
-            if (
-                step == 1
-            ):  # step 0 is saved when the first step has its credit, from which a new critic learns its scale
+            if step == 1:  # step 0 is saved once a new critic has learned its scale from the first step's credit
                 compare(0)
             learn_from(session, credited, clock)
             compare(step)

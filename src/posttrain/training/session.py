@@ -49,8 +49,7 @@ from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.optimizer import OwnOptimizer
-from posttrain.training.session_rewards import require_sound_rows, rewards_of, without_environment
-from posttrain.training.session_task import task_of
+from posttrain.training.session_task import require_sound_rows, rewards_of, task_of, without_environment
 from posttrain.training.trained import RunState, Trained
 
 if TYPE_CHECKING:
@@ -80,7 +79,6 @@ class CallerObjects:
     held_out_rows: Rows | None = None
     """Evaluated on, in place of a share of the rows."""
     optimizer: OwnOptimizer | None = None
-    """Replaces AdamW, over the policy's parameters."""
     environment: "Own | MethodTools" = None
     """A class or a factory, called once for each completion, or Environments."""
     tools: Tools = ()
@@ -154,7 +152,6 @@ class Session:
     caller: CallerObjects
     policy: Policy
     model_name: str
-    """The name of the policy's model in plans and model cards."""
     engine: Engine
     algorithm: Algorithm
     task: Task

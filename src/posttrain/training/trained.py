@@ -20,7 +20,6 @@ class Counters:
     """Counters and results of every run; plain data."""
 
     step: int = 0
-    """Steps finished."""
     num_tokens: int = 0
     """Tokens that the policy read, prompts included."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -42,7 +41,6 @@ class RunState(Counters):
     """Counters of an RL run."""
 
     num_updates: int = 0
-    """Optimiser updates taken."""
     completion_tokens: int = 0
     sampled_tokens: int = 0
     """Completion tokens sampled in training, including groups that dynamic sampling replaced."""

@@ -22,7 +22,7 @@ from posttrain.runs.checkpoint import claim_threads
 from posttrain.tasks.base import training_prompts
 from posttrain.tasks.task_registry import load_task
 from posttrain.training.session import CallerObjects, engine_of, replies_of
-from posttrain.training.session_rewards import rewards_of
+from posttrain.training.session_task import rewards_of
 
 
 class PromptSampler:

@@ -213,10 +213,8 @@ def wrapped_arrays(model: PreTrainedModel, saved: SavedAdapter, where: str) -> d
             )
         arrays += found
     wrapped: dict[str, str] = {}
-    for path, of_module in groupby(
-        (name for name in known if name in arrays), key=lambda name: name.rpartition(".")[0]
-    ):
-        names = list(of_module)
+    for path, within in groupby((name for name in known if name in arrays), key=lambda name: name.rpartition(".")[0]):
+        names = list(within)
         for place, array in enumerate(names, start=1):  # the last array's wrapper is outermost
             wrapped[peft_name(model, path + ".base_layer" * (len(names) - place))] = array
     return wrapped

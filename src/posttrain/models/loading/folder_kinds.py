@@ -181,9 +181,8 @@ def hub_folder(name: str, revision: str = "", *, with_code: bool = False, option
         print(f"downloading {name} to {constants.HF_HUB_CACHE}", file=sys.stderr, flush=True)
         patterns = [*SMALL_FILES, SAFE_WEIGHTS if safe else PICKLED_WEIGHTS, *(["*.py"] if with_code else [])]
         hub: dict[str, Any] = {"cache_dir": constants.HF_HUB_CACHE, "endpoint": constants.ENDPOINT}
-        return Path(
-            snapshot_download(name, revision=revision or None, allow_patterns=patterns, etag_timeout=SECONDS, **hub)
-        )
+        hub |= {"allow_patterns": patterns, "etag_timeout": SECONDS}
+        return Path(snapshot_download(name, revision=revision or None, **hub))
     except RevisionNotFoundError as error:
         raise UserError(f"{what}: the model has no revision {revision} on the hub.  Use another one.") from error
     except HfHubHTTPError as error:

@@ -221,3 +221,13 @@ def load_function(path: str) -> Callable[..., object]:
         what = f"`{name}` in {place} is a {type(found).__name__} and cannot score completions"
         raise UserError(f"rewards: {what}. Name a function, or an object with a __call__ method.")
     return found
+
+
+def environment(
+    completions: Sequence[object], environment_rewards: Sequence[float | None] = (), **_: object
+) -> list[float | None]:
+    """What the replies to each completion earned together; None where no reply had a reward."""
+    return list(environment_rewards) or [None] * len(completions)
+
+
+ENVIRONMENT_REWARD = RewardFunction(name=environment.__name__, call=environment, bounded=True)

@@ -67,10 +67,8 @@ def grade(
     functions = with_distinct_names(functions)
     for group in groups:
         if (size := len(group.rollouts)) != (first := len(groups[0].rollouts)):
-            sizes = (
-                f"that of prompt {group.prompt.id!r} has {size} completions, that of {groups[0].prompt.id!r} {first}"
-            )
-            raise UserError(f"groups: {sizes}. All must have the same number: call grade(...) once for each size.")
+            told = f"that of prompt {group.prompt.id!r} has {size} completions, that of {groups[0].prompt.id!r} {first}"
+            raise UserError(f"groups: {told}. All must have the same number: call grade(...) once for each size.")
     for function in functions:
         require_enforceable(function, grading)
     rows = [calls.RolloutRow(group, rollout) for group in groups for rollout in group.rollouts]

@@ -44,7 +44,6 @@ TABLE = {
     "log π of chosen": "logps/chosen",
     "log π of rejected": "logps/rejected",
 }
-"""Rows of the last table."""
 NOTHING_MEASURED = "Nothing was held out, so nothing was measured before and after."
 
 

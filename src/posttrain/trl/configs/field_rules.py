@@ -256,9 +256,7 @@ def equal_values(value: object, other: object) -> bool:
 
 
 def default_values(config: type) -> dict[str, Any]:
-    return {
-        each.name: each.default_factory() if callable(each.default_factory) else each.default for each in fields(config)
-    }
+    return {one.name: one.default_factory() if callable(one.default_factory) else one.default for one in fields(config)}
 
 
 def trl_defaults(config: type) -> dict[str, Any]:
