@@ -12,19 +12,12 @@ from typing import Literal
 import numpy as np
 
 from posttrain.errors import UserError
-from posttrain.irl import arguments
-from posttrain.irl.causal import MaxCausalEntIRL
-from posttrain.irl.comparison import occupancy_from
-from posttrain.irl.counting import check_whole, discounted_counts, in_world, initial_histogram
-from posttrain.irl.curvature import Matrix
+from posttrain.irl import arguments, causal, comparison, counting, curvature, feasibility, linear_solvers, planning
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.feasibility import constant_cost
 from posttrain.irl.features import Features, LinearReward, Weights, dense
-from posttrain.irl.linear_solvers import ConvergenceWarning, Divergence
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import ARMIJO, SMALLEST_STEP, Descent, Point, Watch, descend
 from posttrain.irl.paths import PathPlan, PerState, executed_slopes, path_curvature, path_partition
-from posttrain.irl.planning import Policy
 
 PATIENCE = 15
 """Steps in which the distance to algorithm 1's zero must shrink by half."""
@@ -49,7 +42,7 @@ class PathDual:
         )
         visits = plan.visits(self.start)
 
-        def bend() -> Matrix:
+        def bend() -> curvature.Matrix:
             return path_curvature(plan, dense(self.features.table), visits) + self.l2 * np.eye(len(weights))
 
         point = Point(
@@ -65,11 +58,11 @@ class PathDual:
 
     def algorithm1(self, point: Point[PathPlan]) -> Weights:
         """What algorithm 1 of the paper calls the gradient: visits of the policy under the true dynamics."""
-        visits = occupancy_from(self.features.mdp, point.plan.policy(), self.start, discount=1.0)
+        visits = comparison.occupancy_from(self.features.mdp, point.plan.policy(), self.start, discount=1.0)
         direction: Weights = self.features.table.T @ visits - self.moments + self.l2 * point.weights
         return direction
 
-    def algorithm1_slopes(self, point: Point[PathPlan]) -> Matrix:
+    def algorithm1_slopes(self, point: Point[PathPlan]) -> curvature.Matrix:
         """The derivative of algorithm 1's direction: not a Hessian, as it is not symmetric."""
         moving = executed_slopes(point.plan, dense(self.features.table), self.start)
         return moving + self.l2 * np.eye(len(point.weights))
@@ -82,7 +75,7 @@ class PathFit:
     weights: Weights
     reward: PerState
     log_partition: PerState
-    policy: Policy
+    policy: planning.Policy
     """P(a|s) of the model."""
     expected: Weights
     """Features of the model's own paths, under tilted dynamics."""
@@ -136,16 +129,16 @@ class MaxEntIRL:
         """The weights of the path distribution that matches the demonstrations, given where each starts."""
         arguments.require_kind(reward, LinearReward, "reward")
         arguments.check_watch(watch)
-        known = in_world(demonstrations, mdp)
-        check_whole(known, mdp, discount=1.0, horizon=None)
+        known = counting.in_world(demonstrations, mdp)
+        counting.check_whole(known, mdp, discount=1.0, horizon=None)
         features = reward.bound(mdp)
         if not features.per_state:
             raise UserError(f"on = {reward.on!r}: the path model has features of states; use on='state'")
-        starts = initial_histogram(known, mdp.num_states)
-        observed = features.observed(discounted_counts(known, mdp, discount=1.0))
+        starts = counting.initial_histogram(known, mdp.num_states)
+        observed = features.observed(counting.discounted_counts(known, mdp, discount=1.0))
         dual = PathDual(features, starts, observed, self.l2, watch)
         # Weights under which every step costs more than the log of its ways, if the features can say so; else 0.
-        cost = constant_cost(MaxCausalEntIRL(l2=self.l2).setting(features, starts))
+        cost = feasibility.constant_cost(causal.MaxCausalEntIRL(l2=self.l2).setting(features, starts))
         first = dual.at(np.zeros(features.num_features) if cost is None else cost)
         if self.gradient == "tilted":
             found = descend(dual, first, features.units, tolerance=self.tolerance, most=self.max_iterations)
@@ -156,7 +149,7 @@ class MaxEntIRL:
             warnings.warn(
                 f"the fit has not converged: its largest gradient is {fit.history[-1][1]:.3g} after "
                 f"{fit.num_iterations} iterations; use a larger l2, or raise max_iterations or tolerance",
-                ConvergenceWarning,
+                linear_solvers.ConvergenceWarning,
                 stacklevel=2,
             )
         return fit
@@ -196,7 +189,7 @@ def backtracking_step(
         try:
             candidate = dual.at(point.weights + length * step / units, point.plan)
             changed = dual.algorithm1(candidate)
-        except Divergence:
+        except linear_solvers.Divergence:
             pass  # there the partition is infinite: a shorter step
         else:
             if np.linalg.norm(changed / units) < (1 - ARMIJO * length) * np.linalg.norm(direction / units):
@@ -209,7 +202,7 @@ def path_fit_of_descent(dual: PathDual, found: Descent[PathPlan]) -> PathFit:
     """The fit at the last point of a minimisation."""
     point = found.point
     features, policy = dual.features, point.plan.policy()
-    visits = occupancy_from(features.mdp, policy, dual.start, discount=1.0)
+    visits = comparison.occupancy_from(features.mdp, policy, dual.start, discount=1.0)
     return PathFit(
         weights=point.weights,
         reward=features.rewards(point.weights),

@@ -12,13 +12,9 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import PROBABILITY, brief_repr, checked_number, require_kind
-from posttrain.irl.counting import discounted_counts, in_world
-from posttrain.irl.curvature import Matrix
+from posttrain.irl import arguments, counting, curvature, fitting, preferences
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.features import Weights
-from posttrain.irl.fitting import Fit
-from posttrain.irl.preferences import PreferenceFit
 
 NO_CURVATURE = 1e-13
 """Curvature below this share of the largest counts as none."""
@@ -44,13 +40,13 @@ class Identifiability:
         return len(self.curvatures) - int(self.free.shape[1])
 
 
-def identifiability(fit: Fit | PreferenceFit) -> Identifiability:
+def identifiability(fit: fitting.Fit | preferences.PreferenceFit) -> Identifiability:
     """Identifiability at the fitted weights, from demonstrated features or actions and from comparisons.
 
     Features are compared at one scale, so the unit of a column does not matter.
     """
-    if not isinstance(fit, Fit | PreferenceFit):
-        raise UserError(f"fit is {brief_repr(fit)}: give a Fit, or the PreferenceFit of `fit_preferences`")
+    if not isinstance(fit, fitting.Fit | preferences.PreferenceFit):
+        raise UserError(f"fit is {arguments.brief_repr(fit)}: give a Fit, or the PreferenceFit of `fit_preferences`")
     units = fit.setting.features.units
     curvatures, axes = np.linalg.eigh(fit.information / np.outer(units, units))
     scaled = axes[:, curvatures <= NO_CURVATURE * max(float(curvatures[-1]), 1e-300)]
@@ -69,7 +65,7 @@ class Intervals:
     high: Weights
 
 
-def confidence_intervals(fit: Fit, demonstrations: Demonstrations, *, level: float = 0.95) -> Intervals:
+def confidence_intervals(fit: fitting.Fit, demonstrations: Demonstrations, *, level: float = 0.95) -> Intervals:
     """Intervals from the curvature of the objective and the spread of the demonstrations, for many of them.
 
         θ̂ ≈ N(θ, H⁻¹ J H⁻¹ / N)
@@ -80,8 +76,8 @@ def confidence_intervals(fit: Fit, demonstrations: Demonstrations, *, level: flo
     penalty is small.  They assume that the demonstrator is soft-optimal for some weights, and that comparisons follow
     Bradley-Terry for the same weights.
     """
-    require_kind(fit, Fit, "fit")
-    checked_number(level, "level", PROBABILITY)
+    arguments.require_kind(fit, fitting.Fit, "fit")
+    arguments.checked_number(level, "level", arguments.PROBABILITY)
     report, known = identifiability(fit), fitted_demonstrations(demonstrations, fit)
     spread = fit.objective.scatter(fit.point, known)
     bend = inverse_hessian(fit, report)
@@ -90,20 +86,20 @@ def confidence_intervals(fit: Fit, demonstrations: Demonstrations, *, level: flo
     return Intervals(low=fit.weights - reach, high=fit.weights + reach)
 
 
-def fitted_demonstrations(demonstrations: Demonstrations, fit: Fit) -> Demonstrations:
+def fitted_demonstrations(demonstrations: Demonstrations, fit: fitting.Fit) -> Demonstrations:
     """The demonstrations in the world of the fit, which must be those that were fitted, if any were."""
     features = fit.setting.features
-    known = in_world(demonstrations, features.mdp)
+    known = counting.in_world(demonstrations, features.mdp)
     if not fit.num_demonstrations:
         return known
-    moments = features.observed(discounted_counts(known, features.mdp, discount=fit.setting.discount))
+    moments = features.observed(counting.discounted_counts(known, features.mdp, discount=fit.setting.discount))
     same = np.allclose(moments, fit.moments, rtol=1e-9, atol=1e-12 * features.largest)
     if len(known) != fit.num_demonstrations or not same:
         raise UserError(f"these {len(known)} demonstrations are not the fit's {fit.num_demonstrations}; give those")
     return known
 
 
-def inverse_hessian(fit: Fit, report: Identifiability) -> Matrix:
+def inverse_hessian(fit: fitting.Fit, report: Identifiability) -> curvature.Matrix:
     """H⁻¹, zero along what neither data nor penalty determine; each weight in its own unit, which may be any."""
     hessian, units = fit.point.hessian, fit.setting.features.units
     least = NO_CURVATURE * max(float(report.curvatures[0]), 1e-300) * units**2
