@@ -80,18 +80,8 @@ class FitObjective(Generic[Item]):
         """Trained modules apart from the policy, by their file in checkpoints."""
         return {}
 
-    def whole_head(self) -> nn.Module:
-        """The trained head with whole weights; on all ranks."""
-        raise NotImplementedError
-
     def begin(self, harness: Harness) -> None:
         """Prepare for the first update of a new run."""
-
-    def keep_reference(self) -> None:
-        """Compute what is kept of the reference, if there is one."""
-
-    def scored(self) -> object:
-        """Measure held-out pairs once more, to save their scores."""
 
     def before_step(self, step: int, harness: Harness) -> StepReport:
         return StepReport(step=step, metrics={})

@@ -15,7 +15,6 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.config import Config
 from posttrain.config.reading import resolved_config
 from posttrain.generation.rank_sampling import RankEngine, RankShare
-from posttrain.generation.request import Continuation, Request
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.loading.new_model import policy_of_run
 from posttrain.models.sharding import whole_copy
@@ -37,12 +36,14 @@ from posttrain.training.session import CallerObjects, engine_of, learner_of, tra
 
 
 class Follower:
-    """What every kind of run does on the other ranks; rank 0 calls the methods by name."""
+    """What every kind of run does on the other ranks; rank 0 calls methods by name."""
 
     trained: TrainedState
 
     def __init__(self, threads: ThreadClaim) -> None:
         self.threads = threads
+        self.parts: list[object] = [self]
+        """What has the methods that rank 0 calls; the first one that has it is meant."""
 
     def write_shards(self, folder: Path) -> None:
         """This rank's parts of a checkpoint, in RUN/checkpoints/STEP."""
@@ -64,7 +65,7 @@ def follow_rank_0(follower: Follower, ranks: RankGroup, folder: str) -> Run:
             if call == "end":
                 return cast("Run | None", given[0]) or Run(folder=Path(folder), summary={}, interrupted=True)
             ranks.asked = interruption.reason if interruption else ""
-            method: Callable[..., object] = getattr(follower, call)
+            method: Callable[..., object] = next(getattr(each, call) for each in follower.parts if hasattr(each, call))
             method(*given)
 
 
@@ -90,26 +91,11 @@ class RlFollower(Follower):
         algorithm = self.caller.algorithm or build_algorithm(self.config.algorithm)
         self.learner = learner_of(self.config, self.caller, policy, algorithm)
         self.trained = trained_by_reward(self.learner)
-
-    @property
-    def share(self) -> RankShare:
-        assert self.engine is not None, "rank 0 has the same engine"
-        return self.engine
+        self.parts += [self.engine, self.learner]
 
     def load_version(self, version: int) -> None:
-        self.share.load_version(self.learner.weights(), version)
-
-    def open_sampling(self, request: Request) -> None:
-        self.share.open_sampling(request)
-
-    def sample(self, shares: list[list[Continuation]]) -> None:
-        self.share.sample(shares)
-
-    def sampled(self) -> None:
-        self.share.sampled()
-
-    def close_sampling(self) -> None:
-        self.share.close_sampling()
+        assert self.engine is not None, "rank 0 has the same engine"
+        self.engine.load_version(self.learner.weights(), version)
 
     def whole_copy(self) -> None:
         whole_copy(self.learner.policy)
@@ -131,9 +117,6 @@ class RlFollower(Follower):
     def fit_critic(self, collected: CollectedStep) -> None:
         fit_critic(self.learner, collected, Clock())
 
-    def load_optimizer_state(self, run: str) -> None:
-        self.learner.load_optimizer_state(run)
-
 
 class FitFollower(Follower):
     """Training on rows or pairs, which every rank reads."""
@@ -143,21 +126,7 @@ class FitFollower(Follower):
     def __init__(self, session: FitSession[Any], threads: ThreadClaim) -> None:
         super().__init__(threads)
         self.session, self.trained = session, session.trained
+        self.parts += [session, session.objective]
 
     def whole_copy(self) -> None:
         whole_copy(self.session.objective.policy)
-
-    def whole_head(self) -> None:
-        self.session.objective.whole_head()
-
-    def keep_reference(self) -> None:
-        self.session.objective.keep_reference()
-
-    def learn(self, step: int) -> None:
-        self.session.learn(step)
-
-    def measured(self) -> None:
-        self.session.objective.measured()
-
-    def scored(self) -> None:
-        self.session.objective.scored()

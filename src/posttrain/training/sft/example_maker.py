@@ -244,16 +244,16 @@ def row_list(rows: Sequence[str]) -> str:
 
 def token_row(row: DatasetRow) -> TokenRow:
     """A row of tokens.  Raises UserError if its columns do not agree."""
-    tokens = whole_numbers(row, TOKENS)
+    tokens = integers_in(row, TOKENS)
     if not tokens:
         raise UserError(f"{row.where}: the column `{TOKENS}` is empty; fill it or drop the row")
-    if 0 in whole_numbers(row, "attention_mask", len(tokens), default=1):
+    if 0 in integers_in(row, "attention_mask", len(tokens), default=1):
         raise UserError(f"{row.where}: its attention_mask leaves out tokens; give rows without padding")
     learned = [True] * len(tokens)
     for mask in MASKS:
-        learned = [a and b != 0 for a, b in zip(learned, whole_numbers(row, mask, len(tokens), default=1), strict=True)]
+        learned = [a and b != 0 for a, b in zip(learned, integers_in(row, mask, len(tokens), default=1), strict=True)]
     if row.columns.get(LABELS) is not None:
-        labels = whole_numbers(row, LABELS, len(tokens), default=0)
+        labels = integers_in(row, LABELS, len(tokens), default=0)
         wrong = next((i for i, label in enumerate(labels) if label not in (NOT_LEARNED, tokens[i])), None)
         if wrong is not None:
             raise UserError(
@@ -264,7 +264,7 @@ def token_row(row: DatasetRow) -> TokenRow:
     return TokenRow(row.where, tuple(tokens), (False, *learned[1:]))
 
 
-def whole_numbers(row: DatasetRow, column: str, length: int | None = None, *, default: int = 0) -> Sequence[int]:
+def integers_in(row: DatasetRow, column: str, length: int | None = None, *, default: int = 0) -> Sequence[int]:
     """A column of whole numbers, one for each token where their number is known; without the column, the default."""
     given = row.columns.get(column)
     if given is None and length is not None:
