@@ -7,7 +7,7 @@ the forward pass shares prompts, and an answer in several pairs is scored once.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float64
@@ -33,7 +33,6 @@ AnswerLengths = Callable[[Preference], tuple[int, int]]
 """Tokens of the chosen and of the rejected answer that go through the model."""
 Rows = list[int]
 """Numbers of pairs."""
-Seen = TypeVar("Seen")
 
 
 def each_microbatch(
@@ -41,14 +40,21 @@ def each_microbatch(
     pairs: Sequence[Preference],
     max_tokens: int,
     lengths: AnswerLengths,
-    compute: Callable[[Dealt[Rows]], Seen],
-) -> list[tuple[Rows, Seen]]:
-    """What `compute` finds in each micro-batch of pairs, with their numbers; the ranks take a share each."""
+    compute: Callable[[Dealt[Rows]], tuple[float, Tensor]],
+) -> tuple[float, Float64[Tensor, "2 pair"]]:
+    """The sum of the losses that `compute` finds in micro-batches, and its two numbers of each pair, in their order.
+
+    The ranks take a share of the micro-batches each.
+    """
     ranks, padded = policy.ranks, policy.forward.padded
     budget = ranks.budget(sum(len(pair.prompt.tokens) + sum(lengths(pair)) for pair in pairs), max_tokens)
     dealt_out = [*pair_microbatches(pairs, budget, lengths=lengths, padded=padded)]
     found = [(dealt, (dealt.item, compute(dealt))) for dealt in ranks.deal(dealt_out, len)]
-    return ranks.in_order(found)
+    total, seen = 0.0, torch.zeros(2, len(pairs), dtype=torch.float64)
+    for rows, (loss, both) in ranks.in_order(found):
+        total += loss
+        seen[:, rows] = both
+    return total, seen
 
 
 def pair_microbatches(
@@ -154,20 +160,8 @@ def accumulate_scores(
         dealt.weighed(loss).backward()
         return loss.item(), scores.detach().cpu()
 
-    found = each_microbatch(scorer.policy, pairs, options.tokens_per_microbatch, read_lengths, accumulate)
-    total, seen = added_up(found, len(pairs))
+    total, seen = each_microbatch(scorer.policy, pairs, options.tokens_per_microbatch, read_lengths, accumulate)
     return total, PairScores(*seen)
-
-
-def added_up(
-    found: Sequence[tuple[Rows, tuple[float, Tensor]]], num_pairs: int
-) -> tuple[float, Float64[Tensor, "2 pair"]]:
-    """The losses of micro-batches in one, and both numbers of each pair in their order."""
-    total, seen = 0.0, torch.zeros(2, num_pairs, dtype=torch.float64)
-    for rows, (loss, both) in found:
-        total += loss
-        seen[:, rows] = both
-    return total, seen
 
 
 @torch.no_grad()
@@ -180,8 +174,7 @@ def pair_scores(scorer: TextScorer, pairs: Sequence[Preference], tokens_per_micr
         require_finite_scores(scores, some)
         return 0.0, scores.cpu()
 
-    found = each_microbatch(scorer.policy, pairs, tokens_per_microbatch, read_lengths, measured)
-    return PairScores(*added_up(found, len(pairs))[1])
+    return PairScores(*each_microbatch(scorer.policy, pairs, tokens_per_microbatch, read_lengths, measured)[1])
 
 
 def require_finite_scores(scores: Float64[Tensor, "2 pair"], pairs: Sequence[Preference]) -> None:
@@ -261,8 +254,7 @@ def logprobs_without_gradient(policy: Policy, pairs: Sequence[Preference], max_t
     def computed(dealt: Dealt[Rows]) -> tuple[float, Tensor]:
         return 0.0, torch.stack(pair_logprobs(policy, [pairs[row] for row in dealt.item])).cpu()
 
-    found = each_microbatch(policy, pairs, max_tokens, predicting_lengths, computed)
-    return OfPairs(*added_up(found, len(pairs))[1])
+    return OfPairs(*each_microbatch(policy, pairs, max_tokens, predicting_lengths, computed)[1])
 
 
 def accumulate_pairs(
@@ -298,8 +290,7 @@ def accumulate_pairs(
         dealt.weighed(share).backward()
         return share.item(), torch.stack(logprobs).detach().cpu()
 
-    found = each_microbatch(policy, pairs, max_tokens, predicting_lengths, accumulate)
-    total, seen = added_up(found, len(pairs))
+    total, seen = each_microbatch(policy, pairs, max_tokens, predicting_lengths, accumulate)
     return total, MeasuredPairs.of(objective, OfPairs(seen[0], seen[1]), reference, lengths)
 
 
