@@ -4,34 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from posttrain.models.memory.memory_parts import (
-    MemorySetup,
-    activations,
-    bytes_while_loading,
-    cache_growth,
-    critic_bytes,
-    evaluation_cache,
-    gradients,
-    key_value_cache,
-    optimizer,
-    reference,
-    sampled_logits,
-    sampler_copies,
-    trained_logits,
-    update_copies,
-    weights,
-)
+from posttrain.models.memory import memory_parts
+from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 
 
 def whole_while_loading(shape: ModelShape, setup: MemorySetup) -> int:
     """Copies that are made before several ranks split them: the reference, and the weights of the critic's trunk."""
-    return 0 if setup.ranks == 1 else reference(shape, setup) + critic_bytes(shape, setup) // 4
+    if setup.ranks == 1:
+        return 0
+    return memory_parts.reference(shape, setup) + memory_parts.critic_bytes(shape, setup) // 4
 
 
 def gathered_to_sample(shape: ModelShape, setup: MemorySetup) -> int:
     """The whole weights, from which each of several ranks samples its share."""
-    return 0 if setup.ranks == 1 else weights(shape, setup)
+    return 0 if setup.ranks == 1 else memory_parts.weights(shape, setup)
 
 
 def gathered_to_update(shape: ModelShape, setup: MemorySetup) -> int:
@@ -43,7 +30,7 @@ def gathered_to_update(shape: ModelShape, setup: MemorySetup) -> int:
     if setup.ranks == 1:
         return 0
     if not setup.on_cuda:
-        return weights(shape, setup) + gradients(shape, setup)
+        return memory_parts.weights(shape, setup) + memory_parts.gradients(shape, setup)
     layer = (shape.linear_parameters + shape.expert_parameters) // shape.layers
     rest = shape.parameters - layer * shape.layers
     return (1 if setup.adapter_rank is not None else 2) * setup.weight_bytes * (layer + rest)
@@ -53,7 +40,7 @@ def copied_to_save(shape: ModelShape, setup: MemorySetup) -> int:
     """On a CPU, copies of a rank's parts while a checkpoint is written: 2 · (weights and moments that are trained)."""
     if setup.ranks == 1 or setup.on_cuda:
         return 0
-    return 2 * (gradients(shape, setup) + optimizer(shape, setup))
+    return 2 * (memory_parts.gradients(shape, setup) + memory_parts.optimizer(shape, setup))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +64,24 @@ class PlanPart:
 
 
 PARTS = (
-    PlanPart("as_loaded", "weights as loaded", "loading", bytes_while_loading),
+    PlanPart("as_loaded", "weights as loaded", "loading", memory_parts.bytes_while_loading),
     PlanPart("copies_as_made", "reference and critic, whole at first", "loading", whole_while_loading),
-    PlanPart("weights", "weights", "always", weights, split=True),
-    PlanPart("optimizer", "optimiser", "always", optimizer, split=True),
-    PlanPart("reference", "reference", "always", reference, split=True),
-    PlanPart("critic", "critic", "always", critic_bytes, split=True),
+    PlanPart("weights", "weights", "always", memory_parts.weights, split=True),
+    PlanPart("optimizer", "optimiser", "always", memory_parts.optimizer, split=True),
+    PlanPart("reference", "reference", "always", memory_parts.reference, split=True),
+    PlanPart("critic", "critic", "always", memory_parts.critic_bytes, split=True),
     PlanPart("reward_models", "reward models", "always", lambda shape, setup: setup.reward_models),
     PlanPart("teacher", "teacher", "always", lambda shape, setup: setup.teacher, split=True),
     PlanPart("gathered", "whole weights", "sampling", gathered_to_sample),
-    PlanPart("key_value_cache", "K/V cache", "sampling", key_value_cache, stays=True),
-    PlanPart("evaluation_cache", "K/V cache of an evaluation", "sampling", evaluation_cache),
-    PlanPart("cache_growth", "K/V cache growing", "sampling", cache_growth),
-    PlanPart("logits", "logits", "sampling", sampled_logits),
-    PlanPart("copies", "matrix copies", "sampling", sampler_copies, stays=True),
-    PlanPart("gradients", "gradients", "updating", gradients, split=True),
+    PlanPart("key_value_cache", "K/V cache", "sampling", memory_parts.key_value_cache, stays=True),
+    PlanPart("evaluation_cache", "K/V cache of an evaluation", "sampling", memory_parts.evaluation_cache),
+    PlanPart("cache_growth", "K/V cache growing", "sampling", memory_parts.cache_growth),
+    PlanPart("logits", "logits", "sampling", memory_parts.sampled_logits),
+    PlanPart("copies", "matrix copies", "sampling", memory_parts.sampler_copies, stays=True),
+    PlanPart("gradients", "gradients", "updating", memory_parts.gradients, split=True),
     PlanPart("gathered", "whole weights", "updating", gathered_to_update),
     PlanPart("copied", "copies for a checkpoint", "updating", copied_to_save, split=True),
-    PlanPart("activations", "activations", "updating", activations),
-    PlanPart("logits", "logits", "updating", trained_logits),
-    PlanPart("copies", "matrix copies", "updating", update_copies),
+    PlanPart("activations", "activations", "updating", memory_parts.activations),
+    PlanPart("logits", "logits", "updating", memory_parts.trained_logits),
+    PlanPart("copies", "matrix copies", "updating", memory_parts.update_copies),
 )
