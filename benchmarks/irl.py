@@ -27,7 +27,7 @@ from scipy.sparse import csr_array  # noqa: E402
 
 from posttrain.irl.causal import MaxCausalEntIRL  # noqa: E402
 from posttrain.irl.comparison import occupancy  # noqa: E402
-from posttrain.irl.counting import initial_histogram, visit_totals  # noqa: E402
+from posttrain.irl.counting import start_shares, visit_totals  # noqa: E402
 from posttrain.irl.course import expert_policy, recover_reward  # noqa: E402
 from posttrain.irl.demonstrations import Demonstrations  # noqa: E402
 from posttrain.irl.episode_sampling import sample_demonstrations  # noqa: E402
@@ -90,7 +90,7 @@ def course_demonstrations() -> Demonstrations:
 def course() -> None:
     """The course's demonstrations, fitted in every way."""
     demonstrations, world = course_demonstrations(), IcyGridWorld(5, slip=0.2, terminal=())
-    seen, start, goal = visit_totals(demonstrations, 25), initial_histogram(demonstrations, 25), np.array([GOAL])
+    seen, start, goal = visit_totals(demonstrations, 25), start_shares(demonstrations, 25), np.array([GOAL])
     table = world.transitions.toarray().reshape(25, 4, 25)
 
     def top(weights: ndarray) -> str:

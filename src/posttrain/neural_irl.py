@@ -22,7 +22,7 @@ from torch.nn import Module
 from posttrain.errors import UserError
 from posttrain.irl.arguments import NON_NEGATIVE, POSITIVE, check_numbers, check_watch, checked_integer
 from posttrain.irl.causal import MaxCausalEntIRL
-from posttrain.irl.counting import check_whole, discounted_counts, in_world, initial_histogram
+from posttrain.irl.counting import check_whole, discounted_counts, in_world, start_shares
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.features import LinearReward
 from posttrain.irl.linear_solvers import Divergence
@@ -111,7 +111,7 @@ class NeuralIRL:
         known = in_world(demonstrations, mdp)
         check_whole(known, mdp, discount=self.discount, horizon=self.horizon)
         features = LinearReward(features=eye_array(mdp.num_states, format="csr")).bound(mdp)
-        setting = self.causal().setting(features, initial_histogram(known, mdp.num_states))
+        setting = self.causal().setting(features, start_shares(known, mdp.num_states))
         return Dual(setting, features.observed(discounted_counts(known, mdp, discount=self.discount)))
 
     def dual_at(self, dual: Dual, reward: Tensor, plan: Plan | None, step: int) -> Point[Plan]:

@@ -9,14 +9,7 @@ import numpy as np
 
 from posttrain.errors import UserError
 from posttrain.irl import arguments
-from posttrain.irl.counting import (
-    action_counts,
-    check_horizon,
-    check_whole,
-    discounted_counts,
-    in_world,
-    initial_histogram,
-)
+from posttrain.irl.counting import action_counts, check_horizon, check_whole, discounted_counts, in_world, start_shares
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.feasibility import feasible_start, smallest_gap
 from posttrain.irl.features import Features, LinearReward, Weights, moments_array
@@ -76,7 +69,7 @@ class MaxCausalEntIRL:
         """
         features = arguments.require_kind(reward, LinearReward, "reward").bound(mdp)
         known = in_world(demonstrations, mdp)
-        setting = self.setting(features, initial_histogram(known, mdp.num_states))
+        setting = self.setting(features, start_shares(known, mdp.num_states))
         if self.objective == "dual":
             check_whole(known, mdp, discount=self.discount, horizon=self.horizon)
         moments = features.observed(discounted_counts(known, mdp, discount=self.discount))

@@ -28,7 +28,7 @@ class Counts:
     """How often a step led to each state, with the discount of the step."""
 
 
-def initial_histogram(demonstrations: Demonstrations, num_states: int) -> Float[ndarray, " state"]:
+def start_shares(demonstrations: Demonstrations, num_states: int) -> Float[ndarray, " state"]:
     check_states(demonstrations, num_states)
     starts = demonstrations.states[demonstrations.first_visits]
     return np.bincount(starts, minlength=num_states) / len(demonstrations)

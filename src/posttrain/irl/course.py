@@ -20,7 +20,7 @@ from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
 from posttrain.irl import arguments
-from posttrain.irl.counting import initial_histogram, visit_totals
+from posttrain.irl.counting import start_shares, visit_totals
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.features import LinearReward, check_finite, dense
 from posttrain.irl.mdp import (
@@ -71,7 +71,7 @@ def feature_expectations(features: arguments.Numbers, demonstrations: Demonstrat
 
 
 def start_histogram(num_states: int, demonstrations: Demonstrations) -> PerState:
-    return initial_histogram(demonstrations, num_states)
+    return start_shares(demonstrations, num_states)
 
 
 def local_action_probabilities(

@@ -134,7 +134,7 @@ class MaxEntIRL:
         features = reward.bound(mdp)
         if not features.per_state:
             raise UserError(f"on = {reward.on!r}: the path model has features of states; use on='state'")
-        starts = counting.initial_histogram(known, mdp.num_states)
+        starts = counting.start_shares(known, mdp.num_states)
         observed = features.observed(counting.discounted_counts(known, mdp, discount=1.0))
         dual = PathDual(features, starts, observed, self.l2, watch)
         # Weights under which every step costs more than the log of its ways, if the features can say so; else 0.

@@ -28,7 +28,7 @@ from numpy import ndarray
 from posttrain.errors import UserError
 from posttrain.irl.arguments import brief_repr, check_entries, check_watch, require_kind
 from posttrain.irl.causal import MaxCausalEntIRL, warn_unless_converged
-from posttrain.irl.counting import check_horizon, check_whole, discounted_counts, in_world, initial_histogram
+from posttrain.irl.counting import check_horizon, check_whole, discounted_counts, in_world, start_shares
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.features import Features, LinearReward, Weights
@@ -216,7 +216,7 @@ def fit_jointly(
     features = require_kind(reward, LinearReward, "reward").bound(mdp)
     known = in_world(demonstrations, mdp)
     check_whole(known, mdp, discount=irl.discount, horizon=irl.horizon)
-    setting = irl.setting(features, initial_histogram(known, mdp.num_states))
+    setting = irl.setting(features, start_shares(known, mdp.num_states))
     moments = features.observed(discounted_counts(known, mdp, discount=irl.discount))
     joint = JointObjective(Dual(setting, moments), feature_differences(irl, features, comparisons), len(known))
     fit = fit_of_descent(irl.minimise(joint, watch), joint, moments, irl.action_counts(known, mdp), len(known))

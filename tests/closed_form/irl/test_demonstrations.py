@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.comparison import occupancy
-from posttrain.irl.counting import action_counts, discounted_counts, in_world, initial_histogram, visit_totals
+from posttrain.irl.counting import action_counts, discounted_counts, in_world, start_shares, visit_totals
 from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.features import LinearReward
@@ -88,7 +88,7 @@ def test_minaris_own_episodes_are_read() -> None:
 
 def test_totals_and_starts_are_averages_over_episodes() -> None:
     assert visit_totals(BOTH, 9).tolist() == [0.5, 0.5, 0, 0.5, 0.5, 0, 1.0, 0.5, 0.5]
-    assert initial_histogram(BOTH, 9).tolist() == [0.5, 0, 0, 0.5, 0, 0, 0, 0, 0]
+    assert start_shares(BOTH, 9).tolist() == [0.5, 0, 0, 0.5, 0, 0, 0, 0, 0]
 
 
 def test_counts_are_discounted_from_each_episodes_own_start_and_leave_out_where_one_stopped() -> None:
@@ -146,7 +146,7 @@ def test_walking_visits_states_as_often_as_expected_and_is_fixed_by_its_seed() -
     assert not walks[0].truncated.any()
     expected = occupancy(mdp, policy, discount=1.0)
     assert np.abs(visit_totals(walks[0], 6) - expected).max() < 0.05 * expected.max()  # some four standard errors
-    assert np.abs(initial_histogram(walks[0], 6) - mdp.start).max() < 0.03
+    assert np.abs(start_shares(walks[0], 6) - mdp.start).max() < 0.03
 
 
 def test_a_draw_of_zero_chooses_nothing_that_has_probability_zero() -> None:
@@ -216,7 +216,7 @@ def one(states, actions) -> Demonstrations:
             "demonstration 1 has no actions and its state 3 is not terminal: … leave it out",
         ),
         (lambda: visit_totals(BOTH, 8), "demonstration 0, step 4: there is no state 8; states are 0 to 7"),
-        (lambda: initial_histogram(one([0, -1], [0]), 9), "demonstration 0, step 1: there is no state -1"),
+        (lambda: start_shares(one([0, -1], [0]), 9), "demonstration 0, step 1: there is no state -1"),
         (lambda: walked((0, 0, 2)), "demonstration 1, step 0: action 0 in state 0 never leads to state 2"),
         (lambda: walked((0, 5, 1)), "demonstration 1, step 0: action 5 … actions are 0 to 3"),
         (lambda: walked((0, -1, 1)), "action -1"),

@@ -15,7 +15,7 @@ from posttrain.options.reward import RewardSettings
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionSource:
+class CodeSource:
     """A name in a file or in a module."""
 
     place: str
@@ -32,17 +32,17 @@ class FunctionSource:
             raise RunError(f"{self.file}, or a file it imports, has changed since `{self.name}` was loaded. {remedy}")
 
 
-def source_at(place: str, name: str, call: object) -> FunctionSource:
+def source_at(place: str, name: str, call: object) -> CodeSource:
     if place.endswith(".py"):
         place = file = str(Path(place).resolve())
     else:
         defines = call.__module__ if inspect.isfunction(call) else place
         file = getattr(sys.modules.get(defines), "__file__", None) or ""
-    return FunctionSource(place=place, name=name, file=file, digest=code_digest(Path(file)))
+    return CodeSource(place=place, name=name, file=file, digest=code_digest(Path(file)))
 
 
 @functools.cache  # the first answer is kept: a file may change after its function has been imported
-def source_of(call: Callable[..., object], reward: str) -> FunctionSource:
+def source_of(call: Callable[..., object], reward: str) -> CodeSource:
     """The source of a function given in Python.  Raises UserError if no name leads back to it."""
     module, name = getattr(call, "__module__", ""), getattr(call, "__qualname__", "")
     found: object = sys.modules.get(module)
@@ -56,7 +56,7 @@ def source_of(call: Callable[..., object], reward: str) -> FunctionSource:
     elif "<" in name:
         why = "it is inside another function, or a lambda"
     elif found is call and file is not None:
-        return FunctionSource(place=module, name=name, file=file, digest=code_digest(Path(file)))
+        return CodeSource(place=module, name=name, file=file, digest=code_digest(Path(file)))
     else:
         why = f"{module}:{name} is not this function"
     remedy = "Import it from a file where it is a top-level `def`, or name it in the recipe as FILE.py:FUNCTION."
@@ -93,14 +93,14 @@ class RewardFunction:
     """Give it prompts and completions as text even if the prompt is a conversation."""
     bounded: bool = False
     """It always returns: it takes linear time, or has its own limits."""
-    source: FunctionSource | None = None
+    source: CodeSource | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.call) or isinstance(self.call, type):
             remedy = "Give a function, or an object with a __call__ method (an instance, not its class)."
             raise UserError(f"reward {self.name!r}: {self.call!r} cannot score completions. {remedy}")
 
-    def find_source(self) -> FunctionSource:
+    def find_source(self) -> CodeSource:
         return self.source or source_of(self.call, self.name)
 
     def unconditional(self) -> "RewardFunction":

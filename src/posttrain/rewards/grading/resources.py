@@ -29,14 +29,7 @@ from posttrain.options.reward import GradingOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import WITHHELD, RolloutRow, reward_completion, reward_prompt
-from posttrain.rewards.grading.function import (
-    Cacheable,
-    FunctionSource,
-    Keywords,
-    RewardFunction,
-    keywords,
-    may_be_cached,
-)
+from posttrain.rewards.grading.function import Cacheable, CodeSource, Keywords, RewardFunction, keywords, may_be_cached
 from posttrain.rewards.grading.worker import WorkerPool
 from posttrain.rewards.grading.worker_process import NotWritableError, message_bytes, to_json
 from posttrain.sandbox.sandboxes import Sandboxes
@@ -213,7 +206,7 @@ class Resources:
 
     def __init__(self, sandbox: SandboxOptions | None = None) -> None:
         self.sandboxes = Sandboxes(sandbox)
-        self._pools: dict[tuple[str, FunctionSource, int], WorkerPool] = {}
+        self._pools: dict[tuple[str, CodeSource, int], WorkerPool] = {}
         self._caches: dict[GradingOptions, Cache] = {}
         self._memory: dict[tuple[Hashable, Callable[[], object]], object] = {}
         weakref.finalize(self, close_all, self.sandboxes, self._pools, self._caches)

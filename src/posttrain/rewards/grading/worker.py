@@ -20,7 +20,7 @@ from typing import Any
 from posttrain.errors import RunError, UserError
 from posttrain.rewards.grading.call_log import LOGS
 from posttrain.rewards.grading.calls import ENVIRONMENT, NEVER, Call, Deadline, Result, after, reward_arguments
-from posttrain.rewards.grading.function import FunctionSource, ScoringFailure, TrainerState
+from posttrain.rewards.grading.function import CodeSource, ScoringFailure, TrainerState
 from posttrain.rewards.grading.worker_process import MOST_BYTES, NotWritableError, message_bytes, result_from, to_json
 from posttrain.sandbox.inside.frames import ChannelClosed
 from posttrain.sandbox.sandboxed_process import MessageStream
@@ -35,7 +35,7 @@ END_SECONDS = 5.0
 class Worker:
     """A process that calls one function; it has at most one call."""
 
-    def __init__(self, source: FunctionSource) -> None:
+    def __init__(self, source: CodeSource) -> None:
         self.ready = False
         self.idle = False
         self.deadline = after(START_SECONDS, f"it was not ready to be called within {START_SECONDS:g} s")
@@ -73,7 +73,7 @@ class Worker:
 class WorkerPool:
     """The processes that call one function; usable again after `close`.  For one thread."""
 
-    def __init__(self, source: FunctionSource, size: int) -> None:
+    def __init__(self, source: CodeSource, size: int) -> None:
         self.source, self.size = source, size
         self.workers: list[Worker] = []
 
