@@ -181,9 +181,7 @@ class _SlotLayer(DynamicLayer):
         super().__init__()  # type: ignore[no-untyped-call]
         self.slots, self.index, self.is_initialized = slots, index, True
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Store one token a row, [row kv_heads 1 width]; returns all that the layer sees."""
         return self.slots.write(self.index, key_states, value_states)
 

@@ -279,16 +279,14 @@ def preference_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[Preference
     return found
 
 
-def made_pairs(
-    rows: Sequence[DatasetRow], maker: PairMaker, bad: BadRows, unread: list[str] | None
-) -> list[Preference]:
+def made_pairs(rows: Sequence[DatasetRow], make: PairMaker, bad: BadRows, unread: list[str] | None) -> list[Preference]:
     """The pairs of some rows; bad rows are counted, and those too long for tokens added to `unread`, where allowed."""
     found = []
     for each in rows:
         row = each.columns["row"]
         assert isinstance(row, PreferenceRow)
         try:
-            found.append(maker.pair(row))
+            found.append(make.pair(row))
         except TooLongText:
             if unread is None:
                 raise

@@ -345,9 +345,7 @@ def longest_of(task: Task) -> int:
     return max((len(prompt.tokens) for prompt in longest_prompts(task)), default=0)
 
 
-def replies_of(
-    config: Config | CollectConfig, caller: CallerObjects, policy: Policy, opened: ExitStack
-) -> RepliesOfRun:
+def replies_of(config: Config | CollectConfig, caller: CallerObjects, policy: Policy, stack: ExitStack) -> RepliesOfRun:
     """What replies to the policy: the caller's environment or tools, or the recipe's."""
     section = "rollout" if isinstance(config, Config) else "sampling"
     settings = ReplySettings(
@@ -360,7 +358,7 @@ def replies_of(
     )
     if not settings.anyone:
         require_one_turn(config, section)
-    return RepliesOfRun(policy, settings, config.model.template_options, opened)
+    return RepliesOfRun(policy, settings, config.model.template_options, stack)
 
 
 def engine_of(

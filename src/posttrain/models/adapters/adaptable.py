@@ -48,7 +48,7 @@ def adaptable_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The linear layers that only multiply, and whose matrix no other code reads."""
     layers = linear_layers(model)
     read: set[str] = set()
-    multiplied: set[str] = set()
+    called: set[str] = set()
     vocabulary = len(cast(nn.Embedding, model.get_input_embeddings()).weight)
     rows = torch.tensor([[1, 2, 3]], device=model.device) % vocabulary
     types = {parameter.dtype for parameter in model.parameters()}
@@ -56,7 +56,7 @@ def adaptable_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     held = {name: model.get_submodule(name) for name in layers}  # above a base layer, its adapter
     try:
         for name, layer in held.items():
-            put_layer(model, name, Watched(layer, name, read, multiplied))
+            put_layer(model, name, Watched(layer, name, read, called))
         with torch.autocast(model.device.type, torch.bfloat16, enabled=mixed):
             model(input_ids=rows, use_cache=False)
     except CANNOT_READ:
@@ -64,9 +64,7 @@ def adaptable_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     finally:
         for name, layer in held.items():
             put_layer(model, name, layer)
-    return {
-        name: layer for name, layer in layers.items() if name not in read and (is_product(layer) or name in multiplied)
-    }
+    return {name: layer for name, layer in layers.items() if name not in read and (is_product(layer) or name in called)}
 
 
 def is_product(layer: nn.Module) -> bool:
@@ -78,16 +76,16 @@ def is_product(layer: nn.Module) -> bool:
 class Watched(nn.Module):
     """A layer that records when anything but a call reads it, and when a call has returned the product."""
 
-    def __init__(self, layer: nn.Module, name: str, read: set[str], multiplied: set[str]) -> None:
+    def __init__(self, layer: nn.Module, name: str, read: set[str], called: set[str]) -> None:
         super().__init__()
-        self.base_layer, self.name, self.read, self.multiplied = layer, name, read, multiplied
+        self.base_layer, self.name, self.read, self.called = layer, name, read, called
 
     def forward(self, *given: Any, **named: Any) -> Any:
         out, layer = self.base_layer(*given, **named), self.base_layer
         if isinstance(layer, nn.Linear) and not is_product(layer) and isinstance(out, Tensor):
             expected = F.linear(given[0], layer.weight, layer.bias)
             if out.shape == expected.shape and torch.allclose(out, expected, rtol=1e-2, atol=1e-4):
-                self.multiplied.add(self.name)
+                self.called.add(self.name)
         return out
 
     def __getattr__(self, name: str) -> Any:

@@ -110,13 +110,11 @@ def tokenizer_lines(policy: Policy) -> list[str]:
     stops = ", ".join(f"{each} {tokenizer.decode([each])!r}" for each in policy.stop_ids)
     opening = opening_tokens(tokenizer)
     pad = tokenizer.pad_token_id
-    padding = (
-        "none" if pad is None else f"{tokenizer.pad_token!r}{', a stop token too' if pad in policy.stop_ids else ''}"
-    )
+    pads = "none" if pad is None else f"{tokenizer.pad_token!r}{', a stop token too' if pad in policy.stop_ids else ''}"
     facts = [
         f"{known} tokens for {rows} rows of the embedding",
         f"opens plain text with {tokenizer.decode(opening)!r}" if opening else "opens plain text with nothing",
-        f"padding {padding} (none is needed)",
+        f"padding {pads} (none is needed)",
     ]
     if known > rows:
         facts.append("prompts with a token beyond the embedding are refused")

@@ -273,12 +273,10 @@ def misplaced_marks(row: RolloutRow, said: answers.Verdict) -> answers.InvalidSc
     """What is wrong with marks outside of the completion, if anything."""
     if not isinstance(said, answers.Score) or said.marks is None:
         return None
-    num_marks, num_tokens, num_characters = len(said.marks["tokens"]), len(row.rollout.tokens), len(row.text)
-    if num_marks not in (0, num_tokens):
+    count, num_tokens, num_characters = len(said.marks["tokens"]), len(row.rollout.tokens), len(row.text)
+    if count not in (0, num_tokens):
         rule = "give one for each of completion_ids, the stop token included (None where no step ends)"
-        return answers.InvalidScore(
-            f"returned {num_marks} token_rewards for a completion of {num_tokens} tokens; {rule}"
-        )
+        return answers.InvalidScore(f"returned {count} token_rewards for a completion of {num_tokens} tokens; {rule}")
     for place, (start, end, _) in enumerate(said.marks["spans"]):
         if not 0 <= start < end <= num_characters:
             given = f"spans[{place}] = characters {start} to {end} of a text of {num_characters}"

@@ -240,12 +240,10 @@ def row_for(
     return row
 
 
-def require_rewarded_rows(
-    rows: Sequence[tuple[str, Mapping[str, object]]], functions: Sequence[RewardFunction]
-) -> None:
+def require_rewarded_rows(rows: Sequence[tuple[str, Mapping[str, object]]], rewards: Sequence[RewardFunction]) -> None:
     """Reject a row (name, columns) that no reward with a weight scores, by its `where` or its gate's."""
-    ordered = [functions[index] for indices in dependency_rounds(functions) for index in indices]
-    paying = [each for each in functions if has_weight(each.settings)]
+    ordered = [rewards[index] for indices in dependency_rounds(rewards) for index in indices]
+    paying = [each for each in rewards if has_weight(each.settings)]
     without = []
     for where, columns in rows if paying else ():
         found: set[str] = set()
