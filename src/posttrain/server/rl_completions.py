@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from posttrain.errors import UserError
 from posttrain.generation import rl_protocol
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.request import Continuation, Request as SamplingRequest, Sampled, StreamKey
-from posttrain.generation.rl_protocol import GenerateRequest
+from posttrain.generation.request import Continuation, Request as SamplingRequest, Sampled
+from posttrain.generation.rl_protocol import GenerateRequest, OwnFields
 from posttrain.options.rollout import SamplingParams
 from posttrain.server.requests import RefusedRequest, brief
 
@@ -36,7 +36,11 @@ def json_of(record: object) -> Response:
 
 def sampling_of(asked: GenerateRequest, engine: InProcessEngine) -> tuple[SamplingRequest, list[Continuation]]:
     """What a request samples.  Raises RefusedRequest where this engine cannot."""
-    fields, own = asked.sampling_params, asked.posttrain
+    fields = asked.sampling_params
+    own = asked.posttrain
+    if own is None:
+        seed = secrets.randbits(62) if fields.seed is None else fields.seed
+        own = OwnFields(seed=seed, purpose="serve", step=0, draw=0, sample=0)
     if fields.stop_token_ids and set(fields.stop_token_ids) != set(engine.stop_ids):
         rule = f"this model's completions end at {sorted(engine.stop_ids)}; leave it out, or serve with them"
         raise RefusedRequest(f"sampling_params.stop_token_ids = {sorted(fields.stop_token_ids)}: {rule}")
@@ -48,34 +52,31 @@ def sampling_of(asked: GenerateRequest, engine: InProcessEngine) -> tuple[Sampli
         raise RefusedRequest("sampling_params.prompt_logprobs: only sampled tokens have log-probs here; leave it out")
     if len(fields.stop) > MAX_STOPS or "" in fields.stop:
         raise RefusedRequest(f"sampling_params.stop: give at most {MAX_STOPS} texts, none of them empty")
-    limits = (*asked.token_ids, *(own.suppressed if own is not None else ()))
-    if (unknown := next((each for each in limits if each >= engine.policy.num_logits), None)) is not None:
-        raise RefusedRequest(f"token id {unknown}: must be 0 to {engine.policy.num_logits - 1}")
+    known = engine.policy.num_logits
+    if (unknown := next((each for each in (*asked.token_ids, *own.suppressed) if each >= known), None)) is not None:
+        raise RefusedRequest(f"token id {unknown}: must be 0 to {known - 1}")
     cuts = {name: getattr(fields, name) for name in ("temperature", "top_k", "top_p", "min_p")}
     try:
         sampling = SamplingParams(greedy=True) if fields.temperature == 0 else SamplingParams(**cuts)
     except UserError as error:
         raise RefusedRequest(f"sampling_params: {error}") from error
-    seed = secrets.randbits(62) if fields.seed is None else fields.seed
-    key = StreamKey(seed, "serve", 0) if own is None else own.key
     settings = SamplingRequest(
         sampling=sampling,
-        key=key,
-        suppressed=own.suppressed if own is not None else (),
+        key=own.key,
+        suppressed=own.suppressed,
         stop_texts=fields.stop,
         keep_alternatives=fields.logprobs or 0,
-        keep=own is not None and own.keep,
+        keep=own.keep,
     )
-    draw, sample, position = (0, 0, 0) if own is None else (own.draw, own.sample, own.first_position)
     return settings, [
         Continuation(
             prefix=asked.token_ids,
-            draw=draw,
-            sample=sample + number,
-            first_position=position,
+            draw=own.draw,
+            sample=own.sample + number,
+            first_position=own.first_position,
             limit=fields.max_tokens,
-            key=key,
-            name=f"request {asked.request_id[:40]}, draw {draw}",
+            key=own.key,
+            name=f"request {asked.request_id[:40]}, draw {own.draw}",
         )
         for number in range(fields.n)
     ]

@@ -15,6 +15,7 @@ from posttrain.generation.rl_protocol import (
     SamplingFields,
     Stream,
 )
+from posttrain.options.rollout import SamplingParams
 from posttrain.records import Finish
 
 MOST_TOGETHER = 1024
@@ -46,17 +47,18 @@ class CompletionJob:
 
     def body(self, request: Request, stop_ids: Sequence[int], request_id: str) -> GenerateRequest:
         """The request; vLLM ignores our fields."""
-        first, sampling = self.first, request.sampling
+        first, greedy = self.first, request.sampling.greedy
+        sampling = SamplingParams() if greedy else request.sampling
         return GenerateRequest(
             token_ids=first.prefix,
             request_id=request_id,
             sampling_params=SamplingFields(
                 max_tokens=first.limit,
                 n=len(self.continuations),
-                temperature=0.0 if sampling.greedy else sampling.temperature,
-                top_k=0 if sampling.greedy else sampling.top_k,
-                top_p=1.0 if sampling.greedy else sampling.top_p,
-                min_p=0.0 if sampling.greedy else sampling.min_p,
+                temperature=0.0 if greedy else sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                min_p=sampling.min_p,
                 logprobs=request.keep_alternatives,
                 stop_token_ids=tuple(stop_ids),
                 stop=request.stop_texts,

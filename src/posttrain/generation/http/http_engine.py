@@ -117,7 +117,9 @@ class HttpEngine:
             for each in self.servers
         }
         lines = [f"{each.url} ({each.facts.kind}, {each.facts.dtype})" for each in self.servers]
-        lines.append(f"weights {' or '.join(sorted(ways))}, {' and '.join(sorted(set(self._kinds())))}")
+        merged = "all weights" if self.adapter_base is None else "adapter and base added up in float32"
+        sent = {"the adapter" if self._takes_adapter(each) else merged for each in self.servers}
+        lines.append(f"weights {' or '.join(sorted(ways))}, {' and '.join(sorted(sent))}")
         if not self.reproducible:
             lines.append("with random numbers of its own: a run is not repeated to the bit")
         return lines
@@ -162,28 +164,23 @@ class HttpEngine:
                 self._folder.chmod(0o755)
         return self._folder
 
-    def _kinds(self) -> list[str]:
-        """What each server is sent: an adapter where its base is the trained one's, else all weights."""
-        base = self.adapter_base
-        return [
-            "the adapter"
-            if base and isinstance(each.facts, OwnFacts) and each.facts.model_digest == base
-            else ("all weights" if base is None else "adapter and base added up in float32")
-            for each in self.servers
-        ]
+    def _takes_adapter(self, server: Server) -> bool:
+        """Whether a server gets an adapter only: its base is the trained one's."""
+        base, facts = self.adapter_base, server.facts
+        return bool(base) and isinstance(facts, OwnFacts) and facts.model_digest == base
 
     def _written(self, weights: ExportedWeights, version: int) -> dict[str, WeightsFile]:
         """The file for each server, by its address."""
-        folder, kinds = WeightsFolder(self._place()), self._kinds()
-        made: dict[bool, WeightsFile] = {}
-        if "the adapter" in kinds:
+        folder, made = WeightsFolder(self._place()), dict[bool, WeightsFile]()
+        alone = {each.url: self._takes_adapter(each) for each in self.servers}
+        if any(alone.values()):
             exported = weights.adapter()
             assert exported is not None
             fields = AdapterFields(base_digest=exported.base_digest, settings=dict(exported.settings))
             made[True] = folder.write(exported.tensors, version, fields)
-        if set(kinds) != {"the adapter"}:
+        if not all(alone.values()):
             made[False] = folder.write(weights.merged(), version)
-        return {each.url: made[kind == "the adapter"] for each, kind in zip(self.servers, kinds, strict=True)}
+        return {url: made[each] for url, each in alone.items()}
 
     async def _update(self, files: dict[str, WeightsFile], version: int, *, strict: bool) -> list[ProbeAnswer]:
         """Send weights to all servers, side by side; `strict` raises the first fault."""
