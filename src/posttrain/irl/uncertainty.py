@@ -95,7 +95,7 @@ def fitted_demonstrations(demonstrations: Demonstrations, fit: fitting.Fit) -> D
     moments = features.observed(counting.discounted_counts(known, features.mdp, discount=fit.setting.discount))
     same = np.allclose(moments, fit.moments, rtol=1e-9, atol=1e-12 * features.largest)
     if len(known) != fit.num_demonstrations or not same:
-        raise UserError(f"these {len(known)} demonstrations are not the fit's {fit.num_demonstrations}; give those")
+        raise UserError(f"{len(known)} demonstrations are not the {fit.num_demonstrations} of the fit; give those")
     return known
 
 
