@@ -166,12 +166,10 @@ class StepModels:
     max_tokens: int
 
     def logprobs(
-        self, policy: Policy, groups: Sequence[Group], teacher_prompts: TeacherPrompts = None
+        self, policy: Policy, groups: Sequence[Group], prompts: TeacherPrompts = None
     ) -> Float64[Tensor, " token"]:
         temperature, max_tokens = self.temperature, self.max_tokens
-        return group_logprobs(
-            policy, groups, temperature=temperature, max_tokens=max_tokens, teacher_prompts=teacher_prompts
-        )
+        return group_logprobs(policy, groups, temperature=temperature, max_tokens=max_tokens, teacher_prompts=prompts)
 
 
 Provider = Callable[[StepModels, Sequence[Group], TeacherPrompts], Mapping[str, Tensor]]

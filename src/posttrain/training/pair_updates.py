@@ -207,9 +207,8 @@ class MeasuredPairs:
         """Those of log-probs of whole answers, in nats, float64; `lengths` are the answers' sampled tokens."""
         ratios = preference_losses.log_ratios(policy, reference)
         rewards = preference_losses.implicit_rewards(ratios, beta=objective.beta)
-        compared = preference_losses.implicit_rewards(
-            objective.log_ratios(policy, reference, lengths), beta=objective.beta
-        )
+        in_loss = objective.log_ratios(policy, reference, lengths)
+        compared = preference_losses.implicit_rewards(in_loss, beta=objective.beta)
         rounding = ROUNDING * (policy.chosen.abs() + policy.rejected.abs())  # no pair is right before any update
         columns = {
             "pairs/accuracy": preference_losses.ranked_right(compared),

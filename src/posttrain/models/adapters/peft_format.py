@@ -172,9 +172,7 @@ def read_adapter(folder: Path) -> SavedAdapter:
 
 def plain_lora(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> SavedAdapter:
     """An adapter of these settings and tensors of its files.  Raises UserError if it is more than plain LoRA."""
-    faults = [
-        f"{name} = {settings[name]!r}" for name, plain in PLAIN.items() if settings.get(name, plain[0]) not in plain
-    ]
+    faults = [f"{name} = {settings[name]!r}" for name, good in PLAIN.items() if settings.get(name, good[0]) not in good]
     made = {}
     for name, tensor in tensors.items():
         made[name.removeprefix(PREFIX).removesuffix(WEIGHT)] = tensor
