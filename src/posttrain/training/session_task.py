@@ -1,6 +1,6 @@
 """The task of a session and its rewards: the caller's, or those of the config."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from posttrain.config import Config
@@ -9,6 +9,7 @@ from posttrain.errors import UserError
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
+from posttrain.options.task import TaskOptions
 from posttrain.rewards.grading.dispatch import require_rewarded_rows
 from posttrain.rewards.grading.function import ENVIRONMENT_REWARD, RewardFunction, with_distinct_names
 from posttrain.rewards.grading.grade import require_enforceable
@@ -38,24 +39,26 @@ def task_of(
             if each is not None:
                 raise UserError(f"{name}: a task is given as well, which makes its own prompts.  Give one of them.")
         return require_task(given, "task")
-    task = config.task
-    if isinstance(task, DatasetOptions) and task.over_long != "error" and task.max_prompt_tokens is None:
-        completion = config.rollout.max_completion_tokens
-        left = min(context, config.update.tokens_per_microbatch) - completion
-        if left < 1:
-            raise UserError(
-                f"task.over_long = {task.over_long}: rollout.max_completion_tokens = {completion} leaves no prompt any"
-                f" room in the model's context of {context}.  Lower it, or set task.max_prompt_tokens."
-            )
-        task = replace(task, max_prompt_tokens=left)
+    room = min(context, config.update.tokens_per_microbatch)
     return load_task(
-        task,
+        task_with_room(config, "rollout.max_completion_tokens", config.rollout.max_completion_tokens, room),
         renderer,
         seed=config.run.seed,
         prompts_per_step=config.rollout.prompts_per_step,
         rows=rows,
         held_out_rows=held_out_rows,
     )
+
+
+def task_with_room(config: SampledSections, option: str, most: int, room: int) -> TaskOptions | Mapping[str, object]:
+    """The task's options; if long prompts are left out or cut, with the length that leaves `room` for an answer."""
+    task = config.task
+    if not isinstance(task, DatasetOptions) or task.over_long == "error" or task.max_prompt_tokens is not None:
+        return task
+    if room <= most:
+        rule = f"{option} = {most} leaves no prompt any room in {room} tokens, the model's context or a micro-batch"
+        raise UserError(f"task.over_long = {task.over_long}: {rule}.  Lower it, or set task.max_prompt_tokens.")
+    return replace(task, max_prompt_tokens=room - most)
 
 
 def rewards_of(

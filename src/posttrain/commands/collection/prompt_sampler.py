@@ -1,20 +1,15 @@
 """Samples the completions of a collection: prompts in, scored completions out."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 
 from posttrain.commands.collection.pairs import SampledPrompt, sampled_prompts
 from posttrain.config import CollectConfig
-from posttrain.errors import UserError
 from posttrain.generation.conversations import sample_conversations
 from posttrain.generation.engine import close_engine, load_checked, require_room_for
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.saving import ExportedWeights
-from posttrain.models.policy import Policy
-from posttrain.options.dataset import DatasetOptions
-from posttrain.options.task import TaskOptions
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.resources import Resources
@@ -22,7 +17,7 @@ from posttrain.runs.checkpoint import claim_threads
 from posttrain.tasks.base import training_prompts
 from posttrain.tasks.task_registry import load_task
 from posttrain.training.session import CallerObjects, engine_of, replies_of
-from posttrain.training.session_task import rewards_of
+from posttrain.training.session_task import rewards_of, task_with_room
 
 
 class PromptSampler:
@@ -36,7 +31,8 @@ class PromptSampler:
             self.policy = own.policy or load_policy(config.model, seed=config.run.seed, inference=True)
             self.policy.require_as_made()
             replies = replies_of(config, own, self.policy, held)
-            count, options = config.collect.num_prompts, task_with_room(config, self.policy)
+            count, most = config.collect.num_prompts, config.sampling.max_completion_tokens
+            options = task_with_room(config, "sampling.max_completion_tokens", most, self.policy.max_positions)
             task = load_task(options, replies.renderer, seed=config.run.seed, prompts_per_step=count, rows=own.rows)
             self.prompts = training_prompts(task, config.collect.round, range(count))
             environment = replies.open(lambda: self.prompts)
@@ -45,7 +41,7 @@ class PromptSampler:
             if config.scored:
                 pay = environment.rewards
                 self.rewards = rewards_of(config, own.functions, task, self.policy, replies_pay=pay)
-            longest = max(len(prompt.tokens) for prompt in self.prompts) + config.sampling.max_completion_tokens
+            longest = max(len(prompt.tokens) for prompt in self.prompts) + most
             longest = self.policy.max_positions if self.workers else min(longest, self.policy.max_positions)
             self.engine, self.policy = engine_of(config, own, self.policy, longest)
             held.callback(close_engine, self.engine)
@@ -80,16 +76,3 @@ class PromptSampler:
         groups = sample_conversations(self.engine, prompts, request, self.workers, advance=advance)
         grades = grade(groups, self.rewards, grading=config.grading, resources=self.resources) if self.rewards else None
         return sampled_prompts(groups, grades)
-
-
-def task_with_room(config: CollectConfig, policy: Policy) -> TaskOptions | Mapping[str, object]:
-    """The task's options; if long prompts are left out or cut, with the length that leaves room for an answer."""
-    task = config.task
-    if not isinstance(task, DatasetOptions) or task.over_long == "error" or task.max_prompt_tokens is not None:
-        return task
-    left = policy.max_positions - config.sampling.max_completion_tokens
-    if left < 1:
-        most = f"sampling.max_completion_tokens = {config.sampling.max_completion_tokens}"
-        rule = f"leaves no room for a prompt in the model's context of {policy.max_positions}"
-        raise UserError(f"task.over_long = {task.over_long}: {most} {rule}.  Lower it, or set task.max_prompt_tokens.")
-    return replace(task, max_prompt_tokens=left)
