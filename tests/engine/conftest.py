@@ -1,5 +1,5 @@
-"""What holds for every test here: pictures are left blank, unless the file says `DRAWS = True`."""
+"""What holds for every test here: no picture is drawn and no shape checked, but by files that say `DRAWS`, `SHAPES`."""
 
-from tests.support.pictures import blank_pictures
+from tests.support.pictures import blank_pictures, unchecked_shapes
 
-__all__ = ["blank_pictures"]
+__all__ = ["blank_pictures", "unchecked_shapes"]

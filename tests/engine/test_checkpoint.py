@@ -18,6 +18,8 @@ from posttrain.runs.tensor_state import module_tensors, optimizer_tensors, resto
 from tests.support.accidents import flip_bit
 from tests.support.refusals import refused
 
+SHAPES = True
+
 
 class Tied(torch.nn.Module):
     """An embedding whose matrix is also the output head, as in many small models."""

@@ -34,6 +34,7 @@ from tests.support.refusals import refused
 from tests.support.stages import LIMIT, Stages, stages_with
 from tests.support.tiny import relative_distance, through_its_own_forward, tiny_policy, weights
 
+SHAPES = True
 PPO = {"name": "ppo", "critic": {"fit_steps": 0, "rate_scale": 1.0}}
 ONE_PASS = {"epochs_per_step": 1, "minibatches_per_epoch": 1}
 each_trunk = pytest.mark.parametrize("trunk", ["shared", "own"])

@@ -34,6 +34,7 @@ from tests.support.tiny import (
     tiny_policy,
 )
 
+SHAPES = True
 ROUNDING = 1e-12
 LENGTHS = (3, 7, 1, 12)
 

@@ -38,6 +38,7 @@ from tests.support.tiny import (
     tokenizer,
 )
 
+SHAPES = True
 ROUNDING = 1e-12
 LENGTHS = (3, 7, 1, 12)
 

@@ -48,6 +48,7 @@ from tests.support.refusals import refused
 from tests.support.runs import records
 from tests.support.tiny import relative_distance, request, some_prompts, tiny_model, tokenizer
 
+SHAPES = True
 FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "jetmoe", "deepseek_v3")
 """gpt_oss keeps inputs before outputs; jetmoe has one array a module; deepseek_v3 has dense layers too."""
 BOTH = AdapterOptions(rank=3, alpha=5.0, targets=("all-linear", "experts"))

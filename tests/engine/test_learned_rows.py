@@ -18,6 +18,7 @@ from posttrain.training.sft.learned_rows import RowExamples, row_examples
 from tests.support.conversations import THOUGHTLESS, chat_tokenizer, turns
 from tests.support.refusals import refused
 
+SHAPES = True
 ALL = DatasetOptions(held_out_share=0)
 ASKED = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
 AGAIN = ASKED.replace("a<", "c<")

@@ -32,6 +32,7 @@ from tests.support.refusals import refused
 from tests.support.stages import Stages, stages_with
 from tests.support.tiny import request, some_prompts, tiny_model, tiny_policy, tokenizer
 
+SHAPES = True
 KL = {"name": "grpo", "kl": {"coefficient": 0.1}}
 
 

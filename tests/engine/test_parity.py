@@ -39,6 +39,7 @@ from tests.support.refusals import refused
 from tests.support.runs import records, save_tiny_model, tiny_recipe
 from tests.support.tiny import FAMILIES, SHAPE, STOP_IDS, batch_of, request, some_prompts, tiny_policy
 
+SHAPES = True
 LENGTHS = (3, 17, 1, 9)
 
 

@@ -24,6 +24,8 @@ from tests.support.adapted import LORA, adapted_policy
 from tests.support.stages import PLAIN_DAPO, Stages, Tokens, even_tokens, stages_with
 from tests.support.tiny import gradient_of_update, plain_logprobs, relative_distance, tiny_policy, weights
 
+SHAPES = True
+
 
 def prompts_of(stages: Stages, credited: CreditedStep, step: int = 1) -> list[list[str]]:
     """The prompts of each update's batch; where an advantage is 0 completions may be missing, never all here."""

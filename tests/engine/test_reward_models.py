@@ -26,6 +26,7 @@ from tests.support.refusals import refused
 from tests.support.reward_models import classifier, reward_folder, reward_tokenizer
 from tests.support.runs import save_tiny_model
 
+SHAPES = True
 GIVEN: dict[str, Any] = {"prompts": ["ab", "c"], "completions": ["de", "f"]}
 
 

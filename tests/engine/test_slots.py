@@ -23,6 +23,7 @@ from posttrain.options.model import NewModelOptions
 from posttrain.records import Prompt
 from tests.support.tiny import request
 
+SHAPES = True
 SHAPES = ((1, 2), (3, 1))
 """Heads and width of the keys and of the values of an aligned layer: unequal, as in compressed attention."""
 Slots = KeyValueSlots | AlignedSlots

@@ -27,6 +27,7 @@ from tests.support.model_folders import family_folder, small_folder
 from tests.support.refusals import refused
 from tests.support.tiny import batch_of, request, some_prompts, tiny_model, tokenizer
 
+SHAPES = True
 BF16 = torch.bfloat16
 
 

@@ -33,8 +33,9 @@ def width_and_height(picture: Path) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def unchecked_shapes() -> Iterator[None]:
-    """For a `conftest.py`: the tests of its folder run as a user's program does; laws and engine check every shape."""
-    config.update("jaxtyping_disable", True)
+def unchecked_shapes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For a `conftest.py`: the tests of its folder run as a user's program does, but those of a file that says
+    `SHAPES = True`."""
+    config.update("jaxtyping_disable", "SHAPES" not in vars(request.module))
     yield
     config.update("jaxtyping_disable", False)
