@@ -20,7 +20,7 @@ from posttrain.options.rollout import SamplingParams
 REQUEST = Request(sampling=SamplingParams(), key=StreamKey(3, "bits", 1))
 LENGTHS = (1, 5, 18, 31, 64, 97, 130, 189, 223)
 """Of prompts: on both sides of every length at which kernels cut sequences into blocks, up to 256."""
-LIMIT = 24
+LIMIT = 10
 
 
 @pytest.fixture(scope="module", params=["bundled", "bundled-instruct", "bundled with an adapter"])

@@ -112,7 +112,7 @@ ENGINES = {max_rows: engine_of("decoder", max_rows=max_rows) for max_rows in (2,
 EXPECTED = sampled_of(engine_of("decoder"), of_prompts((3, 7, 1, 12), limit=7), REQUEST)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     order=st.permutations(range(12)),
     puts=st.lists(st.integers(0, 5), max_size=8),
