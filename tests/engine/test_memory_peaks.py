@@ -55,8 +55,8 @@ def shape(
 
 SHAPES = {
     "weights": shape(768, 2048, 3, (12, 4, 64), (2, 4, 8), 80, algorithm=WITH_REFERENCE),
-    "activations": shape(256, 768, 6, (8, 4, 32), (2, 8, 64), 1024),
-    "cache": shape(128, 256, 4, (32, 32, 64), (2, 8, 90), 130),
+    "activations": shape(256, 768, 4, (8, 4, 32), (2, 8, 64), 1024),
+    "cache": shape(128, 256, 3, (32, 32, 64), (4, 8, 45), 130),
     "many heads": shape(64, 128, 4, (32, 32, 64), (2, 8, 30), 1024),
     "many heads of queries": shape(128, 256, 4, (32, 8, 64), (4, 8, 32), 512),
     "logits": shape(64, 128, 2, (4, 4, 16), (16, 16, 4), 2048, vocab=60_000),
@@ -64,9 +64,9 @@ SHAPES = {
 
 OWN_TRUNK = {"name": "ppo", "critic": {"trunk": "own", "fit_steps": 0}}
 SHARED_TRUNK = {"name": "ppo", "critic": {"trunk": "shared", "fit_steps": 0}, "kl": {"coefficient": 0.1}}
-SHAPES["critic"] = shape(512, 1536, 4, (8, 4, 64), (8, 1, 24), 256, algorithm=OWN_TRUNK)
-SHAPES["value head"] = shape(768, 1024, 2, (12, 4, 64), (4, 4, 32), 512, algorithm=SHARED_TRUNK)
-SHAPES["adapter"] = {**shape(512, 1536, 5, (8, 4, 64), (2, 8, 24), 1024, algorithm=WITH_REFERENCE), "adapter_rank": 16}
+SHAPES["critic"] = shape(384, 1024, 3, (8, 4, 48), (8, 1, 12), 256, algorithm=OWN_TRUNK)
+SHAPES["value head"] = shape(768, 1024, 2, (12, 4, 64), (4, 4, 16), 256, algorithm=SHARED_TRUNK)
+SHAPES["adapter"] = {**shape(512, 1536, 3, (8, 4, 64), (2, 8, 24), 1024, algorithm=WITH_REFERENCE), "adapter_rank": 16}
 SFT = {"max_length": 128, "tokens_per_batch": 1024, "tokens_per_microbatch": 512, "learning_rate": 1e-3}
 SHAPES["rows"] = {"model": SHAPES["adapter"]["model"], "sft": SFT}
 SHAPES["rows and an adapter"] = {**SHAPES["rows"], "adapter_rank": 16}
