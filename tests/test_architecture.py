@@ -95,6 +95,12 @@ def syntax(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All of a file, gone through once for all rules."""
+    return tuple(ast.walk(syntax(path)))
+
+
 def unit(module: str) -> str:
     """The row entry that a dotted module of ours belongs to: `posttrain.training.update` -> `training`."""
     return [*module.split("."), ""][1]
@@ -105,6 +111,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def exists(module: str) -> bool:
     path = SOURCE.parent.joinpath(*module.split("."))
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
@@ -112,7 +119,7 @@ def exists(module: str) -> bool:
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """Every imported module with its line, those inside functions too."""
-    for node in ast.walk(syntax(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -124,12 +131,12 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(syntax(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (node for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def calls(path: Path) -> Iterator[tuple[ast.Call, str]]:
     """Every call with the called name as written: `torch.load`, `eval`."""
-    for node in ast.walk(syntax(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Call):
             yield node, ast.unparse(node.func)
 
@@ -261,7 +268,7 @@ def test_a_broad_except_raises_again(path: Path) -> None:
     """Else a bug looks like a bad rollout; only the sandbox, whose guest may do anything, may swallow."""
     if module_name(path).startswith("posttrain.sandbox"):
         return
-    for node in ast.walk(syntax(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ExceptHandler):
             caught = "BaseException" if node.type is None else ast.unparse(node.type)
             broad = {"Exception", "BaseException"} & set(caught.strip("()").replace(" ", "").split(","))
@@ -300,9 +307,8 @@ def test_log_probs_of_completions_come_from_the_forward_contract_alone(path: Pat
     """So that sharding, tensor parallelism or a fused kernel has one thing to replace: `ForwardPass`."""
     if SOURCE / "models" in path.parents or path in TOKEN_BY_TOKEN:
         return
-    nodes = list(ast.walk(syntax(path)))
-    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)} & INSIDE_THE_FORWARD_PASS
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and "models" in str(node.module)]
+    read = {node.attr for node in nodes(path) if isinstance(node, ast.Attribute)} & INSIDE_THE_FORWARD_PASS
+    imports = [node for node in nodes(path) if isinstance(node, ast.ImportFrom) and "models" in str(node.module)]
     read |= {name.name for node in imports for name in node.names} & FROM_HIDDEN_STATES
     assert not read, f"{path} reads {read}: use completion_logprobs of a policy or of its forward pass"
 
@@ -314,7 +320,7 @@ if __name__ == "__main__":
 @each_source
 def test_frozen_records_hold_nothing_but_their_fields(path: Path) -> None:
     """What `replace`, `asdict` and `==` do not see is lost in a copy: only declared fields are ever filled in."""
-    for record in (node for node in ast.walk(syntax(path)) if isinstance(node, ast.ClassDef)):
+    for record in (node for node in nodes(path) if isinstance(node, ast.ClassDef)):
         declared = {
             node.target.id: ast.unparse(node.annotation)
             for node in record.body

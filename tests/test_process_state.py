@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import SOURCES, each_source, module_name, syntax
+from tests.test_architecture import SOURCES, each_source, module_name, nodes, syntax
 
 KEPT_FOR_THE_PROCESS = {
     "posttrain.rewards.grading.dispatch.shared_loop": "clients that a user's async function keeps belong to"
@@ -114,7 +114,7 @@ def kept(path: Path) -> Iterator[str]:
 
 @each_source
 def test_no_function_rebinds_a_name_of_its_module(path: Path) -> None:
-    for node in ast.walk(syntax(path)):
+    for node in nodes(path):
         assert not isinstance(node, ast.Global), f"{path}:{node.lineno}: global {', '.join(node.names)}"
 
 
@@ -212,6 +212,6 @@ def writes(call: ast.Call) -> bool:
 
 
 def test_every_file_that_writes_is_known_and_says_why_it_may() -> None:
-    called = {path: (node for node in ast.walk(syntax(path)) if isinstance(node, ast.Call)) for path in SOURCES}
+    called = {path: (node for node in nodes(path) if isinstance(node, ast.Call)) for path in SOURCES}
     found = {str(path).partition("src/posttrain/")[2] for path, calls in called.items() if any(map(writes, calls))}
     assert found == {*WRITERS}
