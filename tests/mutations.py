@@ -164,16 +164,19 @@ def put(at: tuple[ast.AST, str, int | None], node: ast.AST) -> None:
 
 def mutants(file: str) -> Iterator[Mutant]:
     """Every mutant of a file."""
-    tree = ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
-    before = ast.unparse(tree)
-    for node, replace, inside in computing(tree):
-        for changed in changes(node):
-            replace(changed)
-            after = ast.unparse(tree)
-            replace(node)
-            old, new = shortest_difference(before, after)
-            new = f"no {old}" if new == "pass" else new
-            yield Mutant(file, getattr(node, "lineno", 0), old, new, after, inside)
+    statements = ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body
+    texts = [ast.unparse(statement) for statement in statements]
+    for place, statement in enumerate(statements):
+        alone = ast.Module([statement], [])
+        for node, replace, inside in computing(alone):
+            for changed in changes(node):
+                replace(changed)
+                after = ast.unparse(alone)
+                replace(node)
+                old, new = shortest_difference(texts[place], after)
+                new = f"no {old}" if new == "pass" else new
+                source = "\n".join([*texts[:place], after, *texts[place + 1 :]])
+                yield Mutant(file, getattr(node, "lineno", 0), old, new, source, inside)
 
 
 def shortest_difference(before: str, after: str) -> tuple[str, str]:
