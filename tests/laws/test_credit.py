@@ -273,7 +273,7 @@ def twin(scores: np.ndarray, weights: np.ndarray, degrees: int, epsilon: float) 
     return np.nan_to_num((total - known.mean()) / (spread + epsilon))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(given=scored(), deviation=DEVIATIONS, epsilon=st.sampled_from([0.0, 1e-4, 0.5]))
 def test_it_is_the_paper_s_formula_written_out(given, deviation, epsilon) -> None:
     scores, weights = given
@@ -282,7 +282,7 @@ def test_it_is_the_paper_s_formula_written_out(given, deviation, epsilon) -> Non
     np.testing.assert_allclose(made.numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(given=scored(), function=st.integers(0, 2), factor=st.sampled_from([1e-9, 0.3, 50.0]), shift=st.just(3.0))
 def test_the_scale_and_the_zero_of_a_function_change_nothing(given, function, factor, shift) -> None:
     scores, weights = given
@@ -302,7 +302,7 @@ def test_the_scale_of_a_function_decides_where_scores_are_summed_first() -> None
     assert apart[0, 0].item() == pytest.approx(apart[0, 1].item())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(given=scored(), deviation=DEVIATIONS)
 def test_of_one_function_it_is_the_z_score_up_to_one_factor_of_the_step(given, deviation) -> None:
     scores = given[0][:1]

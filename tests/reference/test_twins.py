@@ -57,7 +57,7 @@ def random_tokens(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(seed=SEEDS)
 def test_advantages(name: str, seed: int) -> None:
     rewards = random_rewards(seed)
@@ -66,7 +66,7 @@ def test_advantages(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("level", ["token", "sequence_mean", "sequence_product"])
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(seed=SEEDS, low=st.floats(0, 1), high=st.floats(0, 3))
 def test_losses(level: str, seed: int, low: float, high: float) -> None:
     logprobs, denominators, gains, rollout = random_tokens(seed)
@@ -81,7 +81,7 @@ def test_losses(level: str, seed: int, low: float, high: float) -> None:
 
 
 @pytest.mark.parametrize("estimator", kl.ESTIMATORS)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(seed=SEEDS)
 def test_kl_estimators_of_tokens_and_of_whole_completions(estimator: str, seed: int) -> None:
     logprobs, reference, _, rollout = random_tokens(seed)
@@ -110,7 +110,7 @@ def test_token_weights(rule: str, completions: list[tuple[int, bool]]) -> None:
     assert_twin(weights, np.array(expected))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(1, 400), min_size=1, max_size=6), buffer=st.floats(0.01, 1), penalty=st.floats(0.01, 3)
 )

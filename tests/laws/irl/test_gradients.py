@@ -46,7 +46,7 @@ cases = given(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @cases
 def test_derivatives_of_what_demonstrations_and_preferences_say(seed, place, discount, horizon, temperature) -> None:
     rng = np.random.default_rng(seed)
@@ -62,7 +62,7 @@ def test_derivatives_of_what_demonstrations_and_preferences_say(seed, place, dis
     np.testing.assert_allclose(joint.at(weights).gradient, parts, rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(seed=SEEDS)
 def test_derivatives_of_the_path_dual(seed) -> None:
     rng = np.random.default_rng(seed)
@@ -71,7 +71,7 @@ def test_derivatives_of_the_path_dual(seed) -> None:
     worlds.assert_derivatives(dual, some_weights(rng, 1.0))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @cases
 def test_an_episode_adds_up_to_the_features_of_its_visits(seed, place, discount, horizon, temperature) -> None:
     rng = np.random.default_rng(seed)

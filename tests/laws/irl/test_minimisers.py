@@ -170,7 +170,7 @@ def test_a_step_is_acceptable_by_its_value_or_else_by_its_slope(change_of_value,
     assert not minimisers.sufficient_decrease(uphill, same, np.ones(1), -1.0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(seed=SEEDS, radius=st.sampled_from([1e-3, 1.0, 1e3]), lowest=st.sampled_from([-2.0, 0.1]))
 def test_a_trusted_step_is_the_lowest_point_of_the_model_within_the_radius(seed, radius, lowest) -> None:
     """Nocedal & Wright 2006, theorem 4.1: (H + λ) s = -∇ for a λ ≥ 0 that leaves no curvature negative, and λ > 0 only
