@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,21 @@ from posttrain.generation.rl_protocol import FINISH, GENERATE, INIT, PAUSE, RELE
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
 from posttrain.options.rollout import HttpOptions, SamplingParams
+from posttrain.records import Group
 from tests.support.fake_inference import FakeInference
-from tests.support.faulty_endpoint import Play, hangs_up, raw, reply, slow, status, truncated
-from tests.support.http_engines import HASTY, LONGEST, PROMPTS, QUICK, assert_same, engine_of, move, ready, servers
+from tests.support.faulty_endpoint import Play, hangs_up, raw, reply, status, truncated
+from tests.support.http_engines import (
+    HASTY,
+    LONGEST,
+    PROMPTS,
+    QUICK,
+    assert_same,
+    changed,
+    engine_of,
+    move,
+    ready,
+    servers,
+)
 from tests.support.refusals import refused
 from tests.support.tiny import request, tiny_policy, twin
 
@@ -28,6 +40,12 @@ from tests.support.tiny import request, tiny_policy, twin
 @pytest.fixture(scope="module")
 def policy() -> Policy:
     return tiny_policy()
+
+
+@pytest.fixture(scope="module")
+def expected(policy: Policy) -> Sequence[Group]:
+    """What one process samples."""
+    return sample_groups(InProcessEngine(policy), PROMPTS, request(5))
 
 
 @pytest.fixture(autouse=True)
@@ -38,15 +56,13 @@ def short_probe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_servers_sample_what_one_process_does(count: int, policy: Policy) -> None:
-    expected = sample_groups(InProcessEngine(policy), PROMPTS, request(5))
+def test_servers_sample_what_one_process_does(count: int, policy: Policy, expected: Sequence[Group]) -> None:
     with ready(policy, count) as (engine, fakes):
         assert require_engine(engine) is engine
         assert isinstance(engine, EngineElsewhere)
         assert engine.reproducible
         assert engine.suppresses
-        groups = sample_groups(engine, PROMPTS, request(5))
-        assert_same(groups, expected)
+        assert_same(sample_groups(engine, PROMPTS, request(5)), expected)
         assert all(each.routes().count(GENERATE) > 2 for each in fakes)  # the probe, and a share of the groups
         greedy = request(2, sampling=SamplingParams(greedy=True))
         assert_same(sample_groups(engine, PROMPTS, greedy), sample_groups(InProcessEngine(policy), PROMPTS, greedy))
@@ -66,39 +82,13 @@ def test_a_group_is_one_request_with_its_streams(policy: Policy) -> None:
     assert len({body["request_id"] for body in bodies}) == len(PROMPTS)
 
 
-def late(play: Play, seconds: float = 2.5) -> Play:
-    return slow(seconds, play)
-
-
 def another_number(body: dict[str, Any], connection: Any) -> None:
     reply(connection, 200, json.dumps({"request_id": "another", "choices": []}))
 
 
-def wrong_version(fake: FakeInference) -> Play:
-    def play(body: dict[str, Any], connection: Any) -> None:
-        answer = fake.answer(GENERATE, body)
-        for choice in answer["choices"]:
-            choice["weight_versions"] = [{"version": "default", "start": 0, "end": len(choice["token_ids"])}]
-        reply(connection, 200, json.dumps(answer))
-
-    return play
-
-
-def one_missing(fake: FakeInference) -> Play:
-    def play(body: dict[str, Any], connection: Any) -> None:
-        answer = fake.answer(GENERATE, body)
-        reply(connection, 200, json.dumps({**answer, "choices": answer["choices"][1:]}))
-
-    return play
-
-
-def one_logprob_missing(fake: FakeInference) -> Play:
-    def play(body: dict[str, Any], connection: Any) -> None:
-        answer = fake.answer(GENERATE, body)
-        answer["choices"][0]["logprobs"]["content"].pop()
-        reply(connection, 200, json.dumps(answer))
-
-    return play
+def unversioned(answer: dict[str, Any]) -> None:
+    for choice in answer["choices"]:
+        choice["weight_versions"] = [{"version": "default", "start": 0, "end": len(choice["token_ids"])}]
 
 
 def late_but_sound(fake: FakeInference) -> Play:
@@ -121,18 +111,17 @@ FAULTS: dict[str, tuple[Callable[[FakeInference], Play], str]] = {
     "hangs up": (always(hangs_up), "sample"),
     "late": (late_but_sound, "no answer in 4 seconds"),
     "another's answer": (always(another_number), "answer to 'another'"),
-    "old weights": (wrong_version, "'default', where version 0 was sent"),
-    "a completion missing": (one_missing, "4 completions, where 5"),
-    "a log-prob missing": (one_logprob_missing, "log-probs of"),
+    "old weights": (changed(unversioned), "'default', where version 0 was sent"),
+    "a completion missing": (changed(lambda answer: answer["choices"].pop(0)), "4 completions, where 5"),
+    "a log-prob missing": (changed(lambda answer: answer["choices"][0]["logprobs"]["content"].pop()), "log-probs of"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_a_failing_server_had_is_sampled_by_the_other_to_the_same_tokens(
-    fault: str, policy: Policy, capsys: pytest.CaptureFixture[str]
+    fault: str, policy: Policy, expected: Sequence[Group], capsys: pytest.CaptureFixture[str]
 ) -> None:
     make, says = FAULTS[fault]
-    expected = sample_groups(InProcessEngine(policy), PROMPTS, request(5))
     seconds = HASTY if fault == "late" else QUICK
     with ready(policy, 2, seconds=seconds) as (engine, (good, bad)):
         bad.faults[GENERATE].extend([make(bad)] * 20)

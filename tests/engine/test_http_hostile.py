@@ -1,6 +1,5 @@
 """Servers whose answers are wrong on purpose, or that return as others: left out in time, while the others sample."""
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
 from tests.support.fake_inference import FakeInference
 from tests.support.faulty_endpoint import Play, hangs_up, raw, reply, status
-from tests.support.http_engines import PROMPTS, assert_same, engine_of, move, ready, servers
+from tests.support.http_engines import PROMPTS, assert_same, changed, engine_of, move, ready, servers
 from tests.support.refusals import refused
 from tests.support.tiny import request, tiny_policy, twin
 
@@ -37,16 +36,7 @@ def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def with_choice(change: Callable[[dict[str, Any]], object]) -> Callable[[FakeInference], Play]:
     """The right answer, but for its first completion."""
-
-    def make(fake: FakeInference) -> Play:
-        def play(body: dict[str, Any], connection: Any) -> None:
-            answer = fake.answer(GENERATE, body)
-            change(answer["choices"][0])
-            reply(connection, 200, json.dumps(answer))
-
-        return play
-
-    return make
+    return changed(lambda answer: change(answer["choices"][0]))
 
 
 def token(number: int) -> Callable[[dict[str, Any]], object]:

@@ -1,6 +1,7 @@
 """Engines over fake inference servers, and what their tests share."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -8,11 +9,13 @@ import pytest
 import torch
 
 from posttrain.generation.http.http_engine import HttpEngine
+from posttrain.generation.rl_protocol import GENERATE
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
 from posttrain.options.rollout import HttpOptions, HttpSeconds, SamplingParams
 from posttrain.records import Group
 from tests.support.fake_inference import FakeInference, fake_inference
+from tests.support.faulty_endpoint import Play, reply
 from tests.support.tiny import some_prompts
 
 QUICK = HttpSeconds(connect=10, sample=60, update=60)
@@ -64,3 +67,17 @@ def move(policy: Policy) -> None:
     """As an update does: by so much that old weights are tenths of a nat off."""
     for parameter in policy.model.parameters():
         parameter.mul_(1.1)
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[FakeInference], Play]:
+    """The right answer, but for one thing."""
+
+    def make(fake: FakeInference) -> Play:
+        def play(body: dict[str, Any], connection: Any) -> None:
+            answer = fake.answer(GENERATE, body)
+            change(answer)
+            reply(connection, 200, json.dumps(answer))
+
+        return play
+
+    return make
