@@ -10,7 +10,8 @@ import pytest
 
 from posttrain import irl
 from posttrain.algorithms.table import ALGORITHMS
-from tests.support.pages import blocks, commands, posttrain, programs, python, write_files
+from tests.support.commands import printed
+from tests.support.pages import blocks, commands, programs, python, write_files
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,19 +50,18 @@ def test_nothing_but_make_and_posttrain_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("command", TRAINING)
-def test_a_training_command_resolves_to_a_config(command: str, folder: Path) -> None:
+def test_a_training_command_resolves_to_a_config(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
     words = [word for word in shlex.split(command)[2:] if word != "--dry-run"]
-    done = posttrain(["config", *("bundled" if word == "MODEL" else word for word in words)], folder)
-    assert done.code == 0, done.err
+    printed("config", *("bundled" if word == "MODEL" else word for word in words))
 
 
 @pytest.mark.parametrize("name", sorted({command.split()[1] for command in OUR_COMMANDS}))
-def test_a_command_and_its_flags_are_in_its_help(name: str, folder: Path) -> None:
-    done = posttrain([name, "--help"], folder)
-    assert done.code == 0, done.err
+def test_a_command_and_its_flags_are_in_its_help(name: str) -> None:
+    told = printed(name, "--help")
     words = [word for command in OUR_COMMANDS if command.split()[1] == name for word in shlex.split(command)]
     for flag in (word for word in words if word.startswith("--") and "." not in word):
-        assert flag in done.out, f"posttrain {name} has no {flag}"
+        assert flag in told, f"posttrain {name} has no {flag}"
 
 
 def test_every_file_that_it_names_is_there() -> None:
@@ -105,16 +105,16 @@ def test_the_blocks_of_a_tutorial_print_what_stands_under_them(path: Path, tmp_p
     assert sum(map(bool, expected)) >= 5
     done = python(f"\nprint({BETWEEN!r}, end='')\n".join(programs(found)), tmp_path)
     assert done.code == 0, done.err
-    for text, printed, stands in zip(programs(found), done.out.split(BETWEEN), expected, strict=True):
-        assert printed == stands, text
+    for text, told, stands in zip(programs(found), done.out.split(BETWEEN), expected, strict=True):
+        assert told == stands, text
 
 
 @pytest.mark.parametrize("command", TYPED)
-def test_a_command_of_a_tutorial_resolves(command: str, tmp_path: Path) -> None:
-    words = shlex.split(command)
-    assert words[0] == "posttrain"
-    done = posttrain(words[1:] if "--help" in words else ["config", *words[2:]], tmp_path)  # what it would run
-    assert done.code == 0, done.err
+def test_a_command_of_a_tutorial_resolves(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ours, *words = shlex.split(command)
+    assert ours == "posttrain"
+    printed(*words if "--help" in words else ["config", *words[1:]])  # what it would run
 
 
 def test_every_picture_and_file_of_a_tutorial_is_there() -> None:

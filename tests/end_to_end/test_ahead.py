@@ -143,16 +143,25 @@ def trained(model: Path, folder: Path, staleness: int, seed: int, **sections: Ma
     return config
 
 
+@pytest.fixture(scope="module")
+def in_order(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run without steps ahead."""
+    run = tmp_path_factory.mktemp("in order") / "run"
+    trained(model, run, 0, seed=0)
+    assert set(require_bound(run, 0)) == {0}
+    return run
+
+
 @pytest.mark.parametrize("staleness", [1, 2])
-def test_no_token_is_older_than_the_bound_whatever_the_timing_is(model: Path, tmp_path: Path, staleness: int) -> None:
-    trained(model, tmp_path / "in order", 0, seed=0)
-    assert set(require_bound(tmp_path / "in order", 0)) == {0}
+def test_no_token_is_older_than_the_bound_whatever_the_timing_is(
+    model: Path, tmp_path: Path, in_order: Path, staleness: int
+) -> None:
     ages: set[int] = set()
     for seed in range(2):
         run = tmp_path / f"{seed}"
         config = trained(model, run, staleness, seed)
         ages |= set(require_bound(run, staleness))
-        assert drawn(run) == drawn(tmp_path / "in order")
+        assert drawn(run) == drawn(in_order)
         stale = [line["staleness/max"] for line in metrics_of(run) if "staleness/max" in line]
         assert stale
         assert max(stale) <= staleness
