@@ -46,15 +46,8 @@ def without_advantage(credited: CreditedStep) -> CreditedStep:
 
 def reported(credited: CreditedStep) -> StepReport:
     """What the watchers of a run would see."""
-    collected = credited.collected
-    return StepReport(
-        step=collected.step,
-        metrics={},
-        groups=collected.groups,
-        grades=collected.grades,
-        advantages=credited.advantages,
-        replaced=collected.replaced,
-    )
+    of_step = {name: getattr(credited.collected, name) for name in ("step", "groups", "grades", "replaced")}
+    return StepReport(metrics={}, advantages=credited.advantages, **of_step)
 
 
 def test_every_pass_goes_through_all_groups_once_in_whole_groups_and_its_own_order() -> None:
