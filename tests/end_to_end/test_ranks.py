@@ -17,25 +17,9 @@ from safetensors.torch import load_file
 from posttrain.ranks.group import Dealt, RankGroup
 from posttrain.runs.run_steps import StartOptions
 from tests.support.accidents import Accident
-from tests.support.rank_runs import by_ranks, ended_ranks, environments, start_ranks
+from tests.support.rank_runs import WAITING, by_ranks, ended_ranks, environments, start_ranks
 from tests.support.runs import command, metrics_of, rollout_rows, save_tiny_model, start, start_program, tiny_recipe
 
-WAITING = """
-import time
-from pathlib import Path
-from dice import dice
-
-HERE = Path(__file__).parent
-calls = []
-
-def patient(completions, **columns):
-    calls.append("call")
-    if len(calls) == 3:
-        (HERE / "in_step_3").touch()
-        while not (HERE / "go").exists():
-            time.sleep(0.01)
-    return dice(completions)
-"""
 SAMPLED = ("prompt_id", "tokens", "logprobs", "reward", "advantage")
 SMALL = {"update": {"tokens_per_microbatch": 128}}
 

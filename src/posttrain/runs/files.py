@@ -167,6 +167,8 @@ TEMPORARY = ".tmp-"
 """Prefix of names that are still being written or removed; anyone may delete them."""
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NATIVE_ERROR = re.compile(r"\(os error (\d+)\)")
+"""The end of what safetensors and tokenizers say, which raises a plain Exception, of an error of the system."""
 
 
 @contextmanager
@@ -174,12 +176,15 @@ def writing(path: Path, run: Path) -> Iterator[None]:
     """Turn an OSError for `path` into a message that says what is kept and what to do."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        reason, full = str(error), any(f"os error {code}" in str(error) for code in DISK_FULL)  # as safetensors says it
+    except Exception as error:
+        reason, by_system = str(error), NATIVE_ERROR.search(str(error))
+        full = by_system is not None and int(by_system[1]) in DISK_FULL
         if isinstance(error, OSError):
             linked = error.errno == errno.ELOOP
             reason = f"{error.filename} is a link; put the file itself there" if linked else error.strerror or reason
             full = error.errno in DISK_FULL
+        elif not (isinstance(error, SafetensorError) or by_system):
+            raise
         saved = saved_steps(run / "checkpoints")
         kept = f"{saved[max(saved)]} and every step before it" if saved else "the steps finished so far"
         remedy = "Free some space" if full else "Make the folder writable or choose another run.folder (--run.folder)"
