@@ -153,7 +153,9 @@ def conclude(session: FitSession[Item], harness: Harness) -> Run:
     """Measure the trained policy, save it, and report the results."""
     objective, trained, folder = session.objective, session.trained, harness.folder
     if objective.measures_at_end or not objective.is_due(trained.step, session.num_steps):
-        if metrics := objective.evaluate(harness, full=True):
+        with harness.naming_the_step():
+            metrics = objective.evaluate(harness, full=True)
+        if metrics:
             folder.append_metrics(trained.step, metrics)
         trained.add_seconds(harness.clock.seconds)
     run = trained.run

@@ -280,7 +280,8 @@ def end_early(session: Session, harness: Harness) -> Run:
 
 def conclude_rl(session: Session, harness: Harness, state: RunState) -> Run:
     """Measure the trained policy, save the model, and report the results."""
-    after, transcripts = measure(session, harness, "after")
+    with harness.naming_the_step():
+        after, transcripts = measure(session, harness, "after")
     folder, probes = harness.folder, session.questions().probes
     if after["num_problems"]:
         folder.append_metrics(state.step, held_out_metrics(after, probes))
