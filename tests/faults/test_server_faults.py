@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.servers import SAMPLE_SECONDS, UPDATE_SECONDS, Server, http_section, servers
 from tests.support.faulty_proxy import Fault, FaultyProxy
+from tests.support.rank_runs import by_ranks
 from tests.support.runs import command, records, require_same, save_tiny_model, start, tiny_recipe
 
 ROLLOUT, EVALUATION, PROBE = b'"purpose":"rollout"', b'"purpose":"evaluation"', b'"purpose":"probe"'
@@ -39,7 +40,8 @@ PHASES = [
     Phase("end of an update", "/finish_weight_update", skip=1),
     Phase("resume", "/resume", skip=1),
 ]
-KINDS = ("stall", "cut", "error", "garbage", "refuse")
+KINDS = {"stall": 0.0, "cut": 0.0, "error": 0.0, "garbage": 0.0, "refuse": 0.0, "delay": 1.0, "long delay": 8.0}
+"""Of answers; a delay has its seconds, which are within the deadlines or behind them."""
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +112,7 @@ def test_a_server_that_hangs_in_a_phase_changes_no_bit(place, two, undisturbed, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_that_are_broken_once_change_no_bit(place, lasting, undisturbed, kind, phase):
     _, proxies = lasting
-    proxies[0].faults = [phase.fault(kind, times=1)]
+    proxies[0].faults = [phase.fault(kind.removeprefix("long "), times=1, seconds=KINDS[kind])]
     proxies[1].faults = []
     require_same(run_over(proxies, place / f"{kind}-{phase.name}"), undisturbed)
     assert proxies[0].faults[0].times == 0
@@ -144,6 +146,26 @@ def test_without_another_server_a_run_ends_in_time_and_names_server_phase_and_ch
     assert proxies[0].url in ended.err
     assert "no server is left" in ended.err
     proxies[0].faults = []
+
+
+@pytest.fixture(scope="module")
+def by_two_ranks(place: Path, lasting: tuple[list[Server], list[FaultyProxy]]) -> Path:
+    folder = place / "two-ranks"
+    ended = by_ranks("rl", tiny_recipe(folder, engine=http_section(lasting[1])), folder=folder)
+    assert ended.code == 0, ended.err
+    return folder / "run"
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("phase", PHASES[:1] + PHASES[5:6], ids=lambda phase: phase.name)
+def test_a_server_that_is_killed_while_two_ranks_train_changes_no_bit(place, two, by_two_ranks, phase):
+    (first, _), proxies = two
+    proxies[0].faults = [phase.fault("pass", times=1, call=first.kill)]
+    folder = place / f"two-ranks-{phase.name}"
+    ended = by_ranks("rl", tiny_recipe(folder, engine=http_section(proxies)), folder=folder)
+    assert ended.code == 0, ended.err
+    assert not first.command.process.is_alive()
+    require_same(folder / "run", by_two_ranks)
 
 
 def test_a_cut_off_network_that_is_joined_again_changes_no_bit(place, lasting, undisturbed):

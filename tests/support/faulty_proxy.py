@@ -19,7 +19,7 @@ class Fault:
     """What becomes of the answers to requests whose path begins with `path`."""
 
     kind: str
-    """`delay`: each piece comes `seconds` late.  `stall`: the head comes, and nothing after it.  `cut`: the connection
+    """`delay`: the answer comes `seconds` late.  `stall`: the head comes, and nothing after it.  `cut`: the connection
     ends in the middle of the body.  `error`: 500.  `garbage`: 200 with half a JSON.  `refuse`: no answer at all.
     `pass`: nothing."""
     path: str = "/"

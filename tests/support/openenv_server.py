@@ -19,7 +19,10 @@ STEPS = 3
 
 
 class EchoServer:
-    """Counts what it was asked; `message` of a step may be "break", "garbage", "close" or "hang"."""
+    """Counts what it was asked; `message` of a step may be "break", "garbage", "close" or "hang".
+
+    Each request raises an audit event, so that accidents can happen to a process at one.
+    """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -40,6 +43,7 @@ class EchoServer:
         steps, dies_at = 0, self.dies_at_step if self.sessions % 2 else 0
         for text in connection:
             message = json.loads(text)
+            sys.audit("openenv", message["type"])
             self.asked.append(message)
             if message["type"] == "close":
                 self.closed.set()

@@ -1,0 +1,55 @@
+"""Two drivers on one run folder: the second is refused in every phase of the first, which does not notice it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.faults.phases import STEP_2, let_go, pausing, phase_recipe, tried, wait_for_pause
+from tests.support.commands import called
+from tests.support.runs import command, files_of, require_same, save_tiny_model, start
+
+MOMENTS = {
+    "before the first step": "call posttrain.training.collector:Collector.grade 1",
+    **STEP_2,
+    "export": "open .tmp-model/config.json 1",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two-drivers")
+    save_tiny_model(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: Path) -> Path:
+    ended = command("rl", phase_recipe(place / "whole"), folder=place / "whole")
+    assert ended.code == 0, ended.err
+    return place / "whole" / "run"
+
+
+def seconds_of(recipe: Path, run: Path) -> dict[str, Sequence[object]]:
+    """The ways in which a second driver may come."""
+    begun = {"the same recipe": (recipe,), "a new run in its place": (recipe, "--run.overwrite")}
+    return {**begun, "a resume": ("--resume", run)} if (run / "config.yaml").exists() else begun
+
+
+@pytest.mark.parametrize("phase", tried(MOMENTS, "checkpoint"))
+def test_a_second_driver_is_refused_and_changes_nothing(place: Path, undisturbed: Path, phase: str) -> None:
+    folder = place / phase
+    recipe, run = phase_recipe(folder), folder / "run"
+    first = start("rl", recipe, folder=folder, accident=pausing(MOMENTS[phase]))
+    wait_for_pause(first, folder)
+    before = files_of(run)
+    for how, arguments in seconds_of(recipe, run).items():
+        ended = called("rl", *arguments)
+        assert ended.code == 2, (how, ended.out, ended.err)
+        assert f"process {first.process.pid} is writing to this run folder" in ended.err, how
+        assert "Traceback" not in ended.err, how
+        assert files_of(run) == before, how
+    let_go(folder)
+    ended = first.ended(60)
+    assert ended.code == 0, ended.err
+    require_same(run, undisturbed)
