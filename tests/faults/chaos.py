@@ -2,10 +2,11 @@
 
     python -m tests.faults.chaos --faults 200 --seed 0
 
-Each run samples from two servers.  At a random moment a server is killed and started anew, or stopped for a while, or
-its network is cut, or the driver is killed.  A run that was killed, or that ended with an error which names a server,
-is resumed.  Every run must end in time, with the bits of an undisturbed one.  The same seed chooses the same victims;
-the moments depend on the machine.
+Runs take turns: one process that samples from two servers, two ranks that do, and one process whose completions talk to
+an environment's server.  At a random moment a server is killed and started anew, or stopped for a while, or its network
+is cut, or the driver or a rank is killed, or a rank stopped.  A run that was killed, or that ended with an error which
+names what failed, is resumed.  Every run must end in time, with the bits of an undisturbed one.  The same seed chooses
+the same victims; the moments depend on the machine.
 """
 
 import argparse
@@ -15,13 +16,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.faults.environments import EnvironmentServer, environment_server, talking_recipe
 from tests.faults.servers import Server, http_section, servers
 from tests.support.faulty_proxy import FaultyProxy
-from tests.support.runs import Command, command, require_same, save_tiny_model, start, tiny_recipe
+from tests.support.rank_runs import start_ranks
+from tests.support.runs import Command, require_same, save_tiny_model, start, tiny_recipe
 
 STEPS = 24
 MOMENT_SECONDS = (0.1, 1.2)
@@ -29,8 +32,32 @@ MOMENT_SECONDS = (0.1, 1.2)
 RUN_SECONDS = 240.0
 """A run that takes longer hangs."""
 PAUSE_SECONDS = 0.8
-"""How long a server is stopped, or its network cut."""
+"""How long a process is stopped, or a network cut."""
+RANK_SECONDS = 20.0
+"""run.rank_timeout_seconds: ranks that are stopped for a while go on."""
 MOST_LIVES = 60
+KINDS = ("servers", "ranks", "environment")
+Fault = Callable[["Life"], None]
+
+
+@dataclass
+class Life:
+    """The processes of a run, from a start to its end."""
+
+    processes: Sequence[Command]
+
+    def goes_on(self) -> bool:
+        return any(each.process.is_alive() for each in self.processes)
+
+    def send(self, number: int, rank: int = 0) -> None:
+        if self.processes[rank].process.is_alive():
+            self.processes[rank].signal(number)
+
+
+def stopped_for_a_while(send: Callable[[int], None]) -> None:
+    send(signal.SIGSTOP)
+    time.sleep(PAUSE_SECONDS)
+    send(signal.SIGCONT)
 
 
 @dataclass
@@ -41,69 +68,110 @@ class Chaos:
     dice: random.Random
     faults: int
     """How many are to come."""
+    started: Sequence[Server]
+    proxies: Sequence[FaultyProxy]
+    environment: EnvironmentServer
     counts: Counter[str] = field(default_factory=Counter)
 
-    def disturbed(self, seed: int, started: list[Server], proxies: list[FaultyProxy]) -> None:
+    def disturbed(self, seed: int, kind: str) -> None:
         """One run with faults.  Raises AssertionError if it hangs, fails, or differs from the undisturbed one."""
-        sections = {
-            "run": {"num_steps": STEPS, "seed": seed},
-            "evaluation": {"every_steps": 6, "samples": 1, "brief_problems": 2},
-        }
         whole, folder = self.place / f"whole-{seed}", self.place / f"chaos-{seed}"
-        ended = command("rl", tiny_recipe(whole, **sections), folder=whole)
-        assert ended.code == 0, ended.err
-        recipe = tiny_recipe(folder, engine=http_section(proxies), **sections)
-        self.until_done(recipe, folder, started, proxies)
+        alone = self.begin(kind, self.recipe(kind, whole, seed), whole)
+        for each in alone.processes:
+            ended = each.ended(RUN_SECONDS)
+            assert ended.code == 0, ended.err
+        self.until_done(kind, self.recipe(kind, folder, seed), folder)
         require_same(folder / "run", whole / "run")
-        self.counts["runs"] += 1
+        self.counts[f"runs: {kind}"] += 1
 
-    def until_done(self, recipe: Path, folder: Path, started: list[Server], proxies: list[FaultyProxy]) -> None:
-        until, running = time.monotonic() + RUN_SECONDS, start("rl", recipe, folder=folder)
+    def recipe(self, kind: str, folder: Path, seed: int) -> Path:
+        sections = {
+            "run": {"num_steps": STEPS, "seed": seed, "rank_timeout_seconds": RANK_SECONDS},
+            "evaluation": {"every_steps": 6, "samples": 1, "brief_problems": 2},
+            "checkpoint": {"every_steps": 2},
+        }
+        if kind == "environment":
+            return talking_recipe(folder, self.environment, **sections)
+        return tiny_recipe(folder, engine=http_section(self.proxies), **sections)
+
+    def begin(self, kind: str, recipe: Path, folder: Path) -> Life:
+        """A run's first life, or its next one."""
+        begun = (folder / "run" / "config.yaml").exists()
+        what = ["rl", *(["--resume", folder / "run"] if begun else [recipe])]
+        return Life(start_ranks(*what, folder=folder) if kind == "ranks" else [start(*what, folder=folder)])
+
+    def until_done(self, kind: str, recipe: Path, folder: Path) -> None:
+        until, faults = time.monotonic() + RUN_SECONDS, self.faults_of(kind)
         for _ in range(MOST_LIVES):
-            while running.process.is_alive():
-                assert time.monotonic() < until, f"the run hangs: {running.log.read_text()}"
+            life = self.begin(kind, recipe, folder)
+            while life.goes_on():
+                logs = "\n".join(each.log.read_text() for each in life.processes if each.log.exists())
+                assert time.monotonic() < until, f"the run hangs: {logs}"
                 time.sleep(self.dice.uniform(*MOMENT_SECONDS))
-                if self.faults > 0 and running.process.is_alive():
-                    self.one_fault(running, started, proxies)
-            ended = running.ended()
-            if ended.code == 0:
+                if self.faults > 0 and life.goes_on():
+                    name = self.dice.choice(sorted(faults))
+                    faults[name](life)
+                    self.counts[name] += 1
+                    self.faults -= 1
+            if self.is_done(life):
                 return
-            if ended.code != -signal.SIGKILL:  # both servers were away, or one was when the run connected
-                assert any(each.url in ended.err for each in proxies), ended.err
-                self.counts["ended with an error"] += 1
             self.counts["resumed"] += 1
-            begun = (folder / "run" / "config.yaml").exists()
-            running = start("rl", *(["--resume", folder / "run"] if begun else [recipe]), folder=folder)
         raise AssertionError(f"not done after {MOST_LIVES} lives")
 
-    def one_fault(self, running: Command, started: list[Server], proxies: list[FaultyProxy]) -> None:
-        index = self.dice.randrange(len(started))
-        server, proxy = started[index], proxies[index]
+    def is_done(self, life: Life) -> bool:
+        """Whether a life was the last; one that ended with an error must have named what failed."""
+        endings = [each.ended() for each in life.processes]
+        codes = {each.code for each in endings}
+        if codes == {0}:
+            return True
+        if -signal.SIGKILL not in codes:  # both servers were away, or one was when the run connected
+            said = "\n".join(each.err for each in endings)
+            names = [*(each.url for each in self.proxies), f"127.0.0.1:{self.environment.port}", "rank "]
+            assert any(name in said for name in names), said
+            self.counts["ended with an error"] += 1
+        return False
 
-        def kill_server() -> None:
-            server.kill()
-            server.restart()
+    def faults_of(self, kind: str) -> Mapping[str, Fault]:
+        driver: dict[str, Fault] = {"driver killed": lambda life: life.send(signal.SIGKILL)}
+        if kind == "environment":
+            server = self.environment
 
-        def stop_server() -> None:
-            server.send(signal.SIGSTOP)
-            time.sleep(PAUSE_SECONDS)
-            server.send(signal.SIGCONT)
+            def stop_environment(life: Life) -> None:
+                stopped_for_a_while(server.send)
 
-        def cut_network() -> None:
-            proxy.cut_off()
-            time.sleep(PAUSE_SECONDS)
-            proxy.join()
-
-        faults: dict[str, Callable[[], None]] = {
-            "server killed": kill_server,
-            "server stopped": stop_server,
-            "network cut": cut_network,
-            "driver killed": lambda: running.signal(signal.SIGKILL),
+            return {
+                **driver,
+                "environment killed": lambda life: server.restart(),
+                "environment stopped": stop_environment,
+            }
+        of_ranks: dict[str, Fault] = {
+            "rank killed": lambda life: life.send(signal.SIGKILL, self.dice.randrange(2)),
+            "rank stopped": self.stop_rank,
         }
-        name = self.dice.choice(sorted(faults))
-        faults[name]()
-        self.counts[name] += 1
-        self.faults -= 1
+        return {
+            **(of_ranks if kind == "ranks" else driver),
+            "server killed": self.kill_server,
+            "server stopped": self.stop_server,
+            "network cut": self.cut_network,
+        }
+
+    def stop_rank(self, life: Life) -> None:
+        rank = self.dice.randrange(2)
+        stopped_for_a_while(lambda number: life.send(number, rank))
+
+    def kill_server(self, _: Life) -> None:
+        server = self.dice.choice(self.started)
+        server.kill()
+        server.restart()
+
+    def stop_server(self, _: Life) -> None:
+        stopped_for_a_while(self.dice.choice(self.started).send)
+
+    def cut_network(self, _: Life) -> None:
+        proxy = self.dice.choice(self.proxies)
+        proxy.cut_off()
+        time.sleep(PAUSE_SECONDS)
+        proxy.join()
 
 
 def main() -> int:
@@ -115,15 +183,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         place = Path(folder)
         save_tiny_model(place / "model")
-        chaos = Chaos(place, random.Random(given.seed), given.faults)
-        with servers(place / "model", place, 2) as (started, proxies):
+        with (
+            servers(place / "model", place, 2) as (started, proxies),
+            environment_server(place / "environment") as environment,
+        ):
+            chaos = Chaos(place, random.Random(given.seed), given.faults, started, proxies, environment)
             for seed in range(1, 10_000):
-                chaos.disturbed(seed, started, proxies)
+                chaos.disturbed(seed, KINDS[seed % len(KINDS)])
                 print(f"run {seed}: the same to the bit; {dict(chaos.counts)}", flush=True)
                 if chaos.faults <= 0:
                     break
     seconds = time.monotonic() - began
-    print(f"{given.faults} faults in {chaos.counts['runs']} runs, {seconds:.0f} s: no hang, no difference")
+    runs = sum(count for name, count in chaos.counts.items() if name.startswith("runs"))
+    print(f"{given.faults} faults in {runs} runs, {seconds:.0f} s: no hang, no difference")
     return 0
 
 
