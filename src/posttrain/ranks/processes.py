@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from posttrain.errors import RunError, ToldElsewhere, UserError
 from posttrain.ranks.group import RankGroup, Result
-from posttrain.ranks.rank_store import RankStore, store_address
+from posttrain.ranks.rank_store import RankStore, holds_store, store_address
 
 LOOK_SECONDS = 1.0
 """How often a waiting rank looks whether rank 0 is alive."""
@@ -151,12 +151,13 @@ class RankProcesses(RankGroup):
             self._gone, how = self.store.ended(), "died without a message"
             if not self._gone:
                 self._gone, how = self.store.silent(self.store.others), "gave no sign of life"
+                self.store.wake(self._gone)
         except RuntimeError:  # the store ended with the process that held it, or cannot be reached
             self._gone = [0]
             return RunError(f"{store_address()}: rank 0 ended, or its machine cannot be reached.  {CONTINUE}")
         if self._gone:
             return RunError(f"{' and '.join(f'rank {each}' for each in self._gone)} {how}.  {CONTINUE}")
-        first, seconds = said.strip().splitlines()[0][:300], f"run.rank_timeout_seconds = {self.timeout_seconds:g}"
+        first, seconds = said.strip().partition("\n")[0][:300], f"run.rank_timeout_seconds = {self.timeout_seconds:g}"
         return RunError(f"a rank ended, or did not answer within {seconds} ({first}).  {CONTINUE}")
 
     def _told(self, *, rank: int, message: str, exit_code: int) -> RunError:
@@ -183,11 +184,20 @@ class RankProcesses(RankGroup):
             if isinstance(error, KeyboardInterrupt) and (failed_before or ended):
                 return self.lost("")  # a starter ends all ranks when one has failed
             self.tell(error)
-        except RuntimeError:  # the store has ended with rank 0, which has said why on its machine
-            return error if self.store.leader_is_elsewhere else told_there
+            self.store.write(f"left/{self.rank}", "yes")
+        except RuntimeError:  # the store has ended with rank 0, which waits until its message is read if it has one
+            return error
         if self.rank and (failed_before or 0 not in {*ended, *self._gone}):
             return told_there
         return error
+
+    def wait_until_read(self) -> None:
+        """Before the store ends with this process: until the others have read why, or for a while."""
+        until, others = time.monotonic() + TOLD_WITHIN_SECONDS, set(self.store.others)
+        with suppress(RuntimeError):
+            while others and time.monotonic() < until:
+                others -= {*self.store.ended(), *(rank for rank in others if self.store.read(f"left/{rank}"))}
+                time.sleep(0.02)
 
     def require_leader(self) -> None:
         if self.store.read("failed") or 0 in self.store.ended():
@@ -211,7 +221,7 @@ def joined_processes(timeout_seconds: float) -> Iterator[RankProcesses]:
     """Join the group that the environment describes.  A failed rank tells the others, which end as well."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     ranks, ours = RankProcesses(rank, size, timeout_seconds=timeout_seconds), not dist.is_initialized()
-    ended = threading.Event()
+    ended, failed = threading.Event(), False
     try:
         if ours:
             start_group(ranks)
@@ -222,16 +232,20 @@ def joined_processes(timeout_seconds: float) -> Iterator[RankProcesses]:
         ranks.finish(None)
         raise
     except ToldElsewhere:
+        with suppress(RuntimeError):
+            ranks.store.write(f"left/{rank}", "yes")
         raise
     except BaseException as error:
-        ended_with = ranks.last_error(error)
+        failed, ended_with = True, ranks.last_error(error)
         if ended_with is error:
             raise
         raise ended_with from error
     finally:
         ended.set()
         if ours and dist.is_initialized():
-            dist.destroy_process_group()
+            dist.destroy_process_group()  # whose end the others notice
+        if failed and holds_store(rank):
+            ranks.wait_until_read()
 
 
 def start_group(ranks: RankProcesses) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
+from signal import SIGCONT
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistNetworkError
@@ -81,10 +82,13 @@ class RankStore:
         known, here = self._processes.items(), machine()
         return [rank for rank, (place, process) in known if place == here and not is_running(process)]
 
-    @property
-    def leader_is_elsewhere(self) -> bool:
-        """Whether rank 0 is known to run on another machine."""
-        return 0 in self._processes and self._processes[0][0] != machine()
+    def wake(self, ranks: Iterable[int]) -> None:
+        """Let those of this machine that were stopped go on: they would not heed a starter that ends them."""
+        for rank in ranks:
+            place, process = self._processes.get(rank, ("", 0))
+            if place == machine():
+                with suppress(OSError):
+                    os.kill(process, SIGCONT)
 
     def silent(self, ranks: Iterable[int]) -> list[int]:
         """Those that give no sign of life for a while."""
@@ -109,7 +113,12 @@ class RankStore:
 @cache
 def store_of_process(rank: int) -> TCPStore:
     """Held as long as the process: where rank 0 is the host of the store, others read it until they end."""
-    return connected(is_host=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
+    return connected(is_host=holds_store(rank))
+
+
+def holds_store(rank: int) -> bool:
+    """Whether the store is in this process, and not in a starter's."""
+    return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def connected(*, is_host: bool = False) -> TCPStore:
