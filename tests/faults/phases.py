@@ -46,7 +46,7 @@ def pausing(moment: str) -> Accident:
 
 
 def wait_for_pause(command: Command, folder: Path) -> None:
-    command.wait_until((folder / PAUSED).exists, 60)
+    command.wait_until((folder / PAUSED).exists, 240)
 
 
 def let_go(folder: Path) -> None:

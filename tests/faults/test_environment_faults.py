@@ -64,7 +64,7 @@ def is_down(server: EnvironmentServer) -> bool:
     return state in "ZXTt"
 
 
-@pytest.mark.parametrize("phase", tried(PHASES, "reply"))
+@pytest.mark.parametrize("phase", tried(PHASES))
 def test_a_late_answer_changes_no_bit(place: Path, undisturbed: Path, phase: str) -> None:
     folder = place / f"late-{phase}"
     with environment_server(folder / "server", Accident(moment=PHASES[phase], signal=0)) as server:

@@ -2,7 +2,8 @@
 
 import errno
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +68,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def writes(place: Path) -> dict[str, list[tuple[str, str]]]:
-    """What an undisturbed run of each recipe writes, in order."""
-    found = {}
-    for name, recipe in RECIPES.items():
+def writes(place: Path) -> Callable[[str], Sequence[tuple[str, str]]]:
+    """What an undisturbed run of a recipe writes, in order."""
+
+    @cache
+    def of(name: str) -> Sequence[tuple[str, str]]:
         folder = place / f"whole {name}"
         with full_disk(FullDisk(folder / "run")) as disk:
-            ended = called("rl", recipe(folder))
+            ended = called("rl", RECIPES[name](folder))
         assert ended.code == 0, ended.err
-        found[name] = disk.writes
-    return found
+        return disk.writes
+
+    return of
 
 
 def require_one_message(ended: Ended, run: Path) -> None:
@@ -116,16 +119,16 @@ def kinds_of(writes: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("short", [False, True], ids=["full", "short"])
 def test_a_full_disk_at_any_write_ends_in_one_message_and_a_resume_has_the_same_bits(
-    place: Path, writes: Mapping[str, list[tuple[str, str]]], name: str, short: bool
+    place: Path, writes: Callable[[str], Sequence[tuple[str, str]]], name: str, short: bool
 ) -> None:
-    for (what, _), number in kinds_of(writes[name]).items():
+    for (what, _), number in kinds_of(writes(name)).items():
         if what == "write" or not short:
             disturbed(place, name, number, short=short)
 
 
-def test_a_full_disk_at_some_writes_of_every_run(place: Path, writes: Mapping[str, list[tuple[str, str]]]) -> None:
-    """The tokenizer's file is written by other code, which raises errors of its own; its place is the last one."""
-    numbers = kinds_of(writes["critic"])
+def test_a_full_disk_at_some_writes(place: Path, writes: Callable[[str], Sequence[tuple[str, str]]]) -> None:
+    """The tokenizer's file is written by other code, which raises errors of its own."""
+    numbers = kinds_of(writes("critic"))
     for kind in (("write", "metrics.jsonl"), ("write", ".tmp-tokenizer/tokenizer.json")):
         disturbed(place, "critic", numbers[kind], short=False)
 

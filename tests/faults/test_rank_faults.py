@@ -61,7 +61,7 @@ def disturbed(folder: Path, name: str, victim: int, number: int) -> tuple[list[C
 CASES = [f"{name} {how} {victim}" for how in SIGNALS for victim in (0, 1) for name in PHASES]
 
 
-@pytest.mark.parametrize("case", tried(CASES, "update killed 1", "update stopped 1"))
+@pytest.mark.parametrize("case", tried(CASES, "update killed 1"))
 def test_a_rank_that_dies_or_hangs_is_named_in_time_and_a_resume_has_the_same_bits(
     place: Path, undisturbed: Path, case: str
 ) -> None:
