@@ -31,11 +31,11 @@ test-browser: .venv/.ok ## the voting page in a headless Chromium, which POSTTRA
 test-vllm: .venv/.ok ## servers' tests against vLLM's CPU build, in an environment of its own (3.4 GB); says what it skips where there is none
 	$(BIN)/python -m tests.vllm_suite
 
-test-scale: .venv/.ok ## faults of servers in every phase, and 20 random ones over whole runs (six minutes)
+test-scale: .venv/.ok ## faults of servers, ranks, environments and disks in every phase, and 20 random ones over whole runs
 	$(BIN)/python -m pytest -n 2 -m scale tests/faults
 	$(BIN)/python -m tests.faults.chaos --faults 20
 
-faults: .venv/.ok ## 200 random faults over whole runs: servers, networks and drivers that are killed, stopped and cut off
+faults: .venv/.ok ## 200 random faults over whole runs: servers, networks, ranks and drivers that are killed, stopped and cut off
 	$(BIN)/python -m tests.faults.chaos --faults 200
 
 soak: .venv/.ok ## a hundred thousand programs, and completions through workers, and what they leave behind
