@@ -161,6 +161,12 @@ def test_actors_of_ray_hold_the_same_processes(tmp_path, free_port, capfd):
     with started_by_ray([server(tmp_path, free_port)], tmp_path / "logs", stop_seconds=5) as servers:
         wait_until_ready(servers, 30)
         failing = program("import sys; print('step 1'); sys.exit(3)")
+        absent = PlacedProcess(name="environment", command=("no-such-program",))
+        with (
+            pytest.raises(UserError, match="environment: no-such-program: No such file or directory"),
+            started_by_ray([absent], tmp_path / "logs", stop_seconds=5),
+        ):
+            pass
         with (
             started_by_ray([failing], tmp_path / "logs", stop_seconds=5) as (trainer,),
             pytest.raises(RunError, match="trainer: ended with exit code 3"),

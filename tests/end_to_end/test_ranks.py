@@ -152,6 +152,17 @@ def test_a_full_disk_of_rank_1_ends_both_with_one_message(folder: Path, tmp_path
     assert (first.code, other.code) == (1, 1)
 
 
+def test_ranks_that_share_no_network_name_the_variable_that_chooses_one(folder: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path / "run", model={"path": str(folder / "model")})
+    first, _ = environments(2)
+    apart = {**first, "GLOO_SOCKET_IFNAME": "no-such-network"}
+    ended = start("rl", recipe, folder=tmp_path, environment=apart).ended()
+    assert ended.code == 1
+    assert "cannot connect to each other" in ended.err
+    assert "Set GLOO_SOCKET_IFNAME" in ended.err
+    assert "Traceback" not in ended.err
+
+
 SLOW = """
 import os, sys, time
 os.environ.update({environment!r})

@@ -46,7 +46,7 @@ def served(host: Host, folder: Path, gate: Gate | None = None) -> Command:
 
 
 def listens(server: Command) -> None:
-    server.wait_until(lambda: server.log.exists() and "http://" in server.log.read_text(), 60)
+    server.wait_until(lambda: server.log.exists() and "http://" in server.log.read_text())
 
 
 def rl_recipe(folder: Path) -> Path:
@@ -60,7 +60,7 @@ def test_a_run_over_servers_on_other_hosts_has_the_bits_of_one_process(place, th
     started = [served(host, folder) for host in three[1:]]
     for each in started:
         listens(each)
-    ended = three[0].start("rl", recipe, folder=folder, environment=TOKEN).ended(60)
+    ended = three[0].start("rl", recipe, folder=folder, environment=TOKEN).ended()
     assert ended.code == 0, ended.err
     assert "by PUT" in ended.out
     require_same(folder / "run", of_one)
@@ -82,13 +82,13 @@ def test_a_server_whose_cable_is_pulled_and_put_back_changes_no_bit(place, three
     for each in started:
         listens(each)
     run = three[0].start("rl", recipe, folder=folder, environment=TOKEN)
-    run.wait_until(gate.reached.exists, 60)
+    run.wait_until(gate.reached.exists)
     three[1].unplug()
     gate.open()
     errors = run.log.with_suffix(".err")
     run.wait_until(lambda: "It is left out until the next update" in errors.read_text(), 30)
     three[1].plug()
-    ended = run.ended(60)
+    ended = run.ended()
     assert ended.code == 0, ended.err
     assert "http://node-1:8100: " in ended.err
     assert ended.err.count("left out") == 1, "it came back at the next update"
@@ -115,7 +115,7 @@ def two() -> Iterator[list[Host]]:
 def of_two(place: Path, two: list[Host]) -> Path:
     """The run by two ranks on two hosts."""
     folder = place / "two"
-    first, other = ended_ranks(rank_run(two, folder, tiny_recipe(folder)))
+    first, other = ended_ranks(rank_run(two, folder, tiny_recipe(folder)), 200)
     assert (first.code, other.code) == (0, 0), first.err
     return folder / "run"
 
@@ -134,7 +134,7 @@ def test_a_rank_whose_host_is_gone_is_named_in_time_and_a_resume_has_the_same_bi
     recipe = tiny_recipe(folder, run={"rank_timeout_seconds": RANK_SECONDS})
     gate = replace(PHASES[phase], place=folder)
     started = rank_run(two, folder, recipe, gates={1: gate})
-    started[1].wait_until(gate.reached.exists, 60)
+    started[1].wait_until(gate.reached.exists)
     began = time.monotonic()
     if fault == "unplugged":
         two[1].unplug()
@@ -154,6 +154,6 @@ def test_a_rank_whose_host_is_gone_is_named_in_time_and_a_resume_has_the_same_bi
         assert other.code == -signal.SIGKILL
     assert "Traceback" not in first.err + other.err
     gate.opened.touch()
-    again = ended_ranks(rank_run(two, folder, "--resume", folder / "run"))
+    again = ended_ranks(rank_run(two, folder, "--resume", folder / "run"), 200)
     assert [each.code for each in again] == [0, 0], again[0].err
     require_same(folder / "run", of_two)

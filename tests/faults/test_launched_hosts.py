@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "docs" / "guides"
 ENVIRONMENT = f"{sys.executable} {ROOT}/tests/support/openenv_server.py {{host}} {{port}}"
 VARIABLES = {"POSTTRAIN_SERVE_TOKEN": "a-secret-of-these-tests", "OMP_NUM_THREADS": "1"}
-SECONDS = 240
+SECONDS = 280
 
 
 @pytest.fixture
@@ -96,9 +96,10 @@ def test_the_commands_that_the_page_shows_train_over_servers_of_other_hosts(plac
 
 
 def test_the_server_of_an_environment_is_on_a_host_of_its_own(place, four):
-    talks = {"environment": {"action": "message"}, "rollout": {"max_turns": 3, "max_completion_tokens": 6}}
+    options = {"options": {"action": "message"}}
+    talks = {"environment": options, "rollout": {"max_turns": 3, "max_completion_tokens": 6}}
     with echo_server() as server:
-        whole = tiny_recipe(place / "whole", **{**talks, "environment": {"action": "message", "url": server.url}})
+        whole = tiny_recipe(place / "whole", **{**talks, "environment": {"url": server.url, **options}})
         assert (done := command("rl", whole, folder=place / "whole")).code == 0, done.err
     folder = place / "environment"
     recipe = tiny_recipe(folder, **talks)
@@ -158,9 +159,9 @@ def test_the_script_for_slurm_runs_with_a_stand_in_for_srun(place, four, tmp_pat
     require_empty(four)
 
 
-def require_empty(made: list[Host]) -> None:
-    """Nothing runs on a host; what was just killed may take a moment."""
-    until = time.monotonic() + 10
+def require_empty(made: list[Host], *, seconds: float = 10) -> None:
+    """Nothing runs on a host after that time: what gets a signal may take it."""
+    until = time.monotonic() + seconds
     while any(host.processes() for host in made) and time.monotonic() < until:
         time.sleep(0.1)
     assert not [host.processes() for host in made if host.processes()]
@@ -208,7 +209,7 @@ def test_launch_starts_all_that_a_recipe_places_and_leaves_nothing_behind(place,
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_launch_that_is_ended_in_a_step_saves_it_and_leaves_nothing_behind(place, four, number):
+def test_launch_that_is_ended_in_a_step_leaves_nothing_behind(place, four, number):
     folder = place / number.name
     process = launched(four[0], folder, seconds=3)
     until = time.monotonic() + SECONDS
@@ -218,11 +219,8 @@ def test_launch_that_is_ended_in_a_step_saves_it_and_leaves_nothing_behind(place
         time.sleep(0.1)
     process.send_signal(number)
     process.wait(60)
-    assert process.returncode == (130 if number == signal.SIGINT else -number)
-    until = time.monotonic() + 60
-    while four[0].processes() and time.monotonic() < until:
-        time.sleep(0.1)
-    require_empty(four)
-    assert "stopped after step 3; everything is saved" in (folder / "run-logs" / "trainer.log").read_text()
-    if number == signal.SIGINT:
+    require_empty(four, seconds=60)
+    if number == signal.SIGINT:  # servers wait for the trainer; where launch is killed, all get their signal at once
+        assert process.returncode == 130
+        assert "stopped after step 3; everything is saved" in (folder / "run-logs" / "trainer.log").read_text()
         assert "posttrain launch --resume" in (folder / "launch.log").read_text()

@@ -86,13 +86,13 @@ def trainer_arguments(given: SplitArguments) -> list[str]:
 
 def launch_of(config: Config, arguments: Sequence[str]) -> Launch:
     """The processes that a config places; `arguments` are those of the trainer."""
-    placement, count = config.placement, config.placement.engines.count
-    engines, flags, is_new = [*engine_servers(config)], list[str](), "--resume" not in arguments
+    placement, engines, flags = config.placement, [*engine_servers(config)], list[str]()
     if engines:
         urls = [each.health.removesuffix("/health") for each in engines]
-        flags += [*(["--engine.name", "http"] if is_new else []), "--engine.urls", *urls[:count]]
+        flags += [] if "--resume" in arguments else ["--engine.name", "http"]
+        flags += ["--engine.urls", *urls[: placement.engines.count]]
         flags += ["--engine.evaluation", urls[-1]] if placement.evaluation.engine else []
-    if placement.environment.command and is_new:
+    if placement.environment.command:
         host, port = placement.environment.host, placement.environment.port
         flags += ["--environment.url", f"ws://{in_address(host)}:{port}/ws"]
     if placement.trainer.ranks > 1:

@@ -168,11 +168,11 @@ def show_until_end(trainer: RunningProcess, servers: Sequence[RunningProcess]) -
     on without some of its servers, and says so.
     """
     lost: list[RunningProcess] = []
-    with open(trainer.log, "rb") as said:
+    with open(trainer.log, encoding="utf-8", errors="replace", newline="") as said:
         said.seek(trainer.began_at)
         while True:
             code = trainer.exit_code  # before the last look at what it said
-            sys.stdout.write(said.read().decode("utf-8", errors="replace"))
+            sys.stdout.write(said.read())
             sys.stdout.flush()
             if code is not None:
                 break

@@ -28,7 +28,10 @@ class ActorProcess(RunningProcess):
 
         self.process, self.log, self.actor, self.get = process, log, actor, ray.get
         self.lost = ray.exceptions.RayActorError
-        self.began_at = self.get(actor.start.remote(process, str(log)))
+        try:
+            self.began_at = self.get(actor.start.remote(process, str(log)))
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
 
     @property
     def exit_code(self) -> int | None:

@@ -142,7 +142,7 @@ class RankProcesses(RankGroup):
     def lost(self, said: str) -> RunError:
         """The error of a rank whose group broke: the message of the rank that failed, or which one is gone."""
         until = time.monotonic() + TOLD_WITHIN_SECONDS
-        self.store.seconds = TOLD_WITHIN_SECONDS  # it may be out of reach as well
+        self.store.seconds = min(self.store.seconds, TOLD_WITHIN_SECONDS)  # it may be out of reach as well
         try:
             while not (told := self.store.read("failed")) and time.monotonic() < until:
                 time.sleep(0.05)

@@ -71,7 +71,8 @@ class RankStore:
         try:
             return answer.result(self.seconds)
         except TimeoutError:
-            raise DistNetworkError(f"{store_address()} did not answer in {self.seconds:g} seconds") from None
+            limit, self.seconds = self.seconds, 0.0  # no other call waits for a store that is out of reach
+            raise DistNetworkError(f"{store_address()} did not answer in {limit:g} seconds") from None
 
     def ended(self) -> list[int]:
         """Other ranks of this machine whose process has ended."""
