@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,10 @@ def test_one_that_fails_now_and_then_is_counted_and_one_that_fails_often_ends_th
     stops = game_recipe(folder / "often", options={"fails": 0.9})
     ended = command("rl", stops, folder=folder / "often")
     assert ended.code == 1
-    mentions(ended.err, "environment.max_failures", "the game broke", "game.py")
+    kept = folder / "often" / "run-failures.txt"  # beside the run, which has not begun
+    mentions(ended.err, "environment.max_failures", "the game broke", "game.py", f"Tracebacks are in {kept}")
     assert not (folder / "often" / "run").exists()
+    assert kept.read_text().startswith("rollout, step 1, draw 0, sample")
 
 
 class Echo:
@@ -223,6 +226,21 @@ def test_python_takes_a_class_and_every_way_asks_it(model: Path, tmp_path: Path)
     with pytest.raises(UserError) as told:
         posttrain.train(config_of(model, tmp_path / "other"), rewards=[heard])
     mentions(str(told.value), "environment", "set environment.path")
+
+
+def test_failures_that_end_a_run_which_has_begun_are_kept_in_its_folder(model: Path, tmp_path: Path) -> None:
+    class BreaksLater(Echo):
+        def reply(self, said: str) -> posttrain.Reply | None:
+            if (tmp_path / "run" / "format").exists():
+                raise ValueError("out of order")
+            return super().reply(said)
+
+    config = config_of(model, tmp_path / "run")
+    with pytest.raises(RunError) as told:
+        posttrain.train(replace(config, run=replace(config.run, num_steps=2)), environment=BreaksLater)
+    kept = tmp_path / "run" / "failures.txt"
+    mentions(str(told.value), f"Tracebacks are in {kept}", "step 2")
+    assert "rollout, step 2, draw " in kept.read_text()
 
 
 def test_a_calculator_answers_in_place_in_every_command(folder: Path) -> None:

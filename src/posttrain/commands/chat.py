@@ -150,6 +150,8 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", h
             )
             (group,) = sample_conversations(engine, [prompt], request, workers)
             print("\n".join(shown_answer_lines(group, engine.tokenizer)))
+            if workers is not None:
+                workers.end_of([group])
 
 
 def shown_answer_lines(group: "Group", tokenizer: "PreTrainedTokenizerBase") -> list[str]:

@@ -2,6 +2,8 @@
 
 What an environment does is other people's code: it may raise, return anything, be late or never return.  All of that is
 an `Exchange` with a failure; a thread that never returns is left behind and replaced.
+
+An environment is closed once: when its completion was graded or dropped, and no call of it is under way.
 """
 
 import asyncio
@@ -12,18 +14,21 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, Self, SupportsFloat, TypeVar, cast
 
-from posttrain.environments.protocol import Environments, Reply, Said
+from posttrain.environments.protocol import Environment, Environments, Reply, Said, close_now, nothing
 from posttrain.errors import RunError
+from posttrain.records import Group
 from posttrain.turns import ToolCall
 
 GRACE_SECONDS = 0.25
 """How long a reply is waited for behind its deadline, so that an event loop can end it."""
 CLOSING_SECONDS = 1.0
-"""How long the end of a session waits for environments to close."""
+"""How long the end of a session waits for the next environment to close."""
 LOOK_SECONDS = 0.1
 """How often late replies are looked for."""
 
@@ -52,9 +57,24 @@ class ReplyJournal(Protocol):
     def put(self, purpose: str, step: int, draw: int, exchanges: Sequence[Sequence[Exchange]]) -> None:
         """Keep those of a group that is done, before anything reads it."""
 
+    def keep_failures(self, text: str) -> Path:
+        """Keep the tracebacks of failures that end the run, and say where."""
+
 
 class EnvironmentFailure(Exception):
     """What an environment raised, as its cause."""
+
+
+@dataclass(slots=True, eq=False)
+class LiveEnvironment:
+    """The environment of a completion, until it is closed."""
+
+    made: Environment | None = None
+    """None until it is made."""
+    num_calls: int = 0
+    """Under way; a late one may outlive its completion."""
+    is_over: bool = False
+    """Whether nobody asks or reads it any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,12 +83,13 @@ class PendingReply(Generic[Place]):
 
     place: Place
     said: str
+    live: LiveEnvironment
     call: Callable[[], object]
     read: Callable[[object], Reply | None]
     """Checks what the call returned."""
     answers: "queue.SimpleQueue[tuple[PendingReply[Place], Exchange]]"
     closes: bool = False
-    """Whether it is a `close`, which is also made once the session ends."""
+    """Whether it is a `close`."""
     began: float = 0.0
 
     def settle(self, reply: Reply | None = None, failure: str = "") -> None:
@@ -87,13 +108,44 @@ class ReplyWorkers:
         self._threads: set[threading.Thread] = set()
         self._running: dict[threading.Thread, PendingReply[Any]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = False
+        self._closed = self._ended = False
+        self._alive: dict[int, LiveEnvironment] = {}
+        """Those that are to be closed, by the ids of their objects."""
+        self._closings: queue.SimpleQueue[tuple[PendingReply[None], Exchange]] = queue.SimpleQueue()
+        self._num_closing = 0
 
     def ask(self, pending: PendingReply[Any]) -> None:
         self._pending.put(pending)
         with self._lock:
             if len(self._threads) < self.environments.options.workers:
                 self._start_thread()
+
+    def made(self, live: LiveEnvironment) -> Environment:
+        """Make an environment, in the first call of it."""
+        live.made = self.environments.make()
+        if hasattr(live.made, "close"):
+            with self._lock:
+                self._alive[id(live.made)] = live
+        return live.made
+
+    def end(self, lives: Sequence[LiveEnvironment]) -> None:
+        """Nobody asks or reads these any more: close each as soon as no call of it is under way.
+
+        A call that has not begun is left out.  Nobody waits for a `close`, so its failure is a warning.
+        """
+        with self._lock:
+            for live in lives:
+                live.is_over = True
+            due = [live for live in lives if self._is_due(live)]
+        for live in due:
+            self._close(live)
+        while self._closed_one(0):
+            pass
+
+    def end_of(self, groups: Sequence[Group]) -> None:
+        """Close the environments of completions that were graded."""
+        objects = [rollout.environment for group in groups for rollout in group.rollouts]
+        self.end([live for each in objects if (live := self._alive.get(id(each))) is not None])
 
     def settle_late(self) -> None:
         """Answer for replies that are late, with where they hang; other threads take the place of theirs."""
@@ -109,18 +161,32 @@ class ReplyWorkers:
                     self._start_thread()
 
     def close(self) -> None:
-        """Let environments close, for a second at most; replies are made no more.  Closing twice does nothing."""
+        """Close the environments that are left; replies are made no more.  Closing twice does nothing.
+
+        One whose call has not returned a second after the last `close` is left to that call: a warning counts those.
+        """
         if self._closed:
             return
-        self._closed, until = True, time.monotonic() + CLOSING_SECONDS
-        threads = list(self._threads)
+        with self._lock:
+            self._closed = True
+            for _ in self._running:  # which may be for as long as a reply has
+                self._start_thread()
+            threads, lives = [*self._threads], [*self._alive.values()]
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(cancel_tasks, self._loop)
+        self.end(lives)
+        while (self._alive or self._num_closing) and self._closed_one(CLOSING_SECONDS):
+            pass
+        with self._lock:
+            self._ended, num_left = True, len(self._alive) + self._num_closing
         for _ in threads:
             self._pending.put(None)
-        for thread in threads:
-            thread.join(max(until - time.monotonic(), 0))
         if self._loop is not None:
             asyncio.run_coroutine_threadsafe(end_loop(self._loop), self._loop)
         self.environments.close()
+        if num_left:
+            fault = f"{num_left} not closed, since a call has not returned"
+            warnings.warn(f"environment {self.environments.name}: {fault}", stacklevel=2)
 
     def require_open(self) -> None:
         """Raises RunError where nobody replies any more, as to a thread that goes on after its session."""
@@ -142,10 +208,11 @@ class ReplyWorkers:
     def _work(self) -> None:
         me = threading.current_thread()
         while (pending := self._pending.get()) is not None:
-            if self._closed and not pending.closes:
-                continue
-            pending.began = time.monotonic()
             with self._lock:
+                if not pending.closes and (self._closed or pending.live.is_over):
+                    continue
+                pending.began = time.monotonic()
+                pending.live.num_calls += 1
                 self._running[me] = pending
             try:
                 reply, failure = self._reply_to(pending), ""
@@ -158,23 +225,68 @@ class ReplyWorkers:
 
     def _reply_to(self, pending: PendingReply[Any]) -> Reply | None:
         try:
-            reply = pending.read(self._result(pending.call()))
+            reply = pending.read(self._result(pending))
             if time.monotonic() - pending.began > self.seconds:
                 raise TimeoutError(self._late())
             return reply
         except (Exception, SystemExit) as error:  # an environment may raise anything
             raise EnvironmentFailure from error
 
-    def _result(self, returned: object) -> object:
+    def _result(self, pending: PendingReply[Any]) -> object:
+        returned: object = None
+        try:
+            returned = pending.call()
+        finally:
+            if not inspect.isawaitable(returned):
+                self._call_ended(pending.live)
         if not inspect.isawaitable(returned):
             return returned
 
         async def awaited() -> object:
-            return await returned
+            try:
+                return await returned
+            finally:
+                self._call_ended(pending.live)
 
         loop = self._running_loop()
         asked = asyncio.run_coroutine_threadsafe(within(awaited(), self.seconds, self._late()), loop)
         return asked.result(self.seconds + GRACE_SECONDS)
+
+    def _call_ended(self, live: LiveEnvironment) -> None:
+        with self._lock:
+            live.num_calls -= 1
+            due = self._is_due(live)
+        if due:
+            self._close(live)
+
+    def _is_due(self, live: LiveEnvironment) -> bool:
+        """Whether it is to be closed now; true once."""
+        if not live.is_over or live.num_calls or self._alive.pop(id(live.made), None) is None:
+            return False
+        self._num_closing += 1
+        return True
+
+    def _close(self, live: LiveEnvironment) -> None:
+        close = getattr(live.made, "close", nothing)
+        if self._ended:  # the session did not wait for the call that has returned only now
+            return close_now(close)
+        pending = PendingReply(
+            place=None, said="", live=live, call=close, read=lambda _: None, answers=self._closings, closes=True
+        )
+        return self._pending.put(pending)
+
+    def _closed_one(self, seconds: float) -> bool:
+        """Whether a `close` ended within the time; its failure is a warning."""
+        self.settle_late()
+        try:
+            _, exchange = self._closings.get(timeout=seconds) if seconds else self._closings.get_nowait()
+        except queue.Empty:
+            return False
+        with self._lock:
+            self._num_closing -= 1
+        if exchange.failure:
+            warnings.warn(f"environment {self.environments.name}: close failed: {exchange.failure}", stacklevel=3)
+        return True
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -187,12 +299,16 @@ class ReplyWorkers:
         return f"no reply in {self.seconds:g} seconds (environment.seconds)"
 
 
-async def end_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what is under way and stop, after a second at most."""
-    others = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
+def cancel_tasks(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
+    others = {task for task in asyncio.all_tasks(loop) if task is not asyncio.current_task(loop)}
     for task in others:
         task.cancel()
-    if others:
+    return others
+
+
+async def end_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what is under way and stop, after a second at most."""
+    if others := cancel_tasks(loop):
         await asyncio.wait(others, timeout=CLOSING_SECONDS)
     loop.stop()
 
@@ -217,18 +333,16 @@ class Asking(Generic[Place]):
         self._answers: queue.SimpleQueue[tuple[PendingReply[Place], Exchange]] = queue.SimpleQueue()
 
     def ask(
-        self, place: Place, call: Callable[[], object], *, said: str = "", read: Callable[[object], Reply | None]
+        self,
+        place: Place,
+        live: LiveEnvironment,
+        call: Callable[[], object],
+        *,
+        said: str = "",
+        read: Callable[[object], Reply | None],
     ) -> None:
         self.num_open += 1
-        self.workers.ask(PendingReply(place=place, said=said, call=call, read=read, answers=self._answers))
-
-    def close(self, place: Place, close: Callable[[], object]) -> None:
-        """Call an environment's `close`."""
-        self.num_open += 1
-        pending = PendingReply(
-            place=place, said="", call=close, read=lambda _: None, answers=self._answers, closes=True
-        )
-        self.workers.ask(pending)
+        self.workers.ask(PendingReply(place=place, said=said, live=live, call=call, read=read, answers=self._answers))
 
     def answered(self, seconds: float) -> list[tuple[Place, Exchange]]:
         """The answers that are there, after waiting up to `seconds` for a first one; late ones are failures.

@@ -6,13 +6,11 @@ the others decode on.  A reply's tokens are appended to those that are there, an
 
 import math
 import time
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
-from posttrain.environments.protocol import Environments
 from posttrain.environments.workers import Asking, Exchange, ReplyWorkers, checked_addition, checked_reply
 from posttrain.errors import RunError
 from posttrain.generation.engine import (
@@ -29,7 +27,7 @@ from posttrain.generation.engine import (
     take_checked,
 )
 from posttrain.generation.open_rollout import OpenGroup, OpenRollout, seed_of
-from posttrain.generation.request import Continuation, GroupRequest, Sampled
+from posttrain.generation.request import Continuation, GroupRequest, Sampled, StreamKey
 from posttrain.records import Finish, Group, Prompt
 
 LOOK_SECONDS = 0.005
@@ -70,9 +68,8 @@ class Conversations:
         self.journal = None if self.environments.reproducible else workers.journal
         self.num_open = 0
         self._groups: list[OpenGroup] = []
-        self._failures: list[str] = []
+        self._failures: dict[str, str] = {}
         self._asking: Asking[OpenRollout] = Asking(workers)
-        self._closing: Asking[OpenRollout] = Asking(workers)
         self._known: list[tuple[OpenRollout, Exchange]] = []  # answers from the journal
         self._sampled: dict[tuple[int, int], OpenRollout] = {}  # those that are being sampled, by draw and sample
         self._next: list[Continuation] = []
@@ -107,9 +104,9 @@ class Conversations:
         return [group.ended() for group in self._groups]
 
     def close(self) -> None:
-        """Close the environments of completions that have not ended, as after an error."""
-        for member in (member for group in self._groups for member in group.members if member.rollout is None):
-            self._close(member)
+        """Close the environments of all completions if some have not ended, as after an error: nobody gets them."""
+        if self.num_open:
+            self.workers.end([member.live for group in self._groups for member in group.members])
 
     def _begin(self, conversation: OpenRollout, known: Sequence[Exchange] = ()) -> None:
         """Ask for the environment and its addition, if no journal knows it."""
@@ -117,11 +114,10 @@ class Conversations:
         row, seed = conversation.group.prompt.columns, seed_of(self.request.key, conversation.group.draw)
 
         def begun() -> object:
-            conversation.environment = self.environments.make()
-            return conversation.environment.reset(row, seed)
+            return self.workers.made(conversation.live).reset(row, seed)
 
         if not self._answer_is_known(conversation, ""):
-            self._asking.ask(conversation, begun, read=checked_addition)
+            self._asking.ask(conversation, conversation.live, begun, read=checked_addition)
 
     def _answer_is_known(self, conversation: OpenRollout, said: str) -> bool:
         known = bool(conversation.known) and conversation.known[0].said == said
@@ -169,7 +165,7 @@ class Conversations:
             group.members[place] = OpenRollout(group=group, sample=conversation.sample)
             return self._begin(group.members[place])
         ask = partial(conversation.environment.reply, said)
-        return self._asking.ask(conversation, ask, said=said, read=checked_reply)
+        return self._asking.ask(conversation, conversation.live, ask, said=said, read=checked_reply)
 
     def _said(self, conversation: OpenRollout) -> str:
         """The latest turn as text; the first one begins with the prefill."""
@@ -233,30 +229,35 @@ class Conversations:
         conversation.end(finish, self.engine.tokenizer, self.environments.renderer, self.engine.weights_version)
         self.sampling.release(conversation.pieces[-1:])
         self.num_open -= 1
-        self._close(conversation)
-        if finish.failed:
-            self._failures.append(conversation.failure)
-            asked_so_far = (self.request.first_draw + len(self._groups)) * self.request.group_size
-            require_few_failures(self.environments, self._failures, asked_so_far)
         group, key = conversation.group, self.request.key
+        if finish.failed:
+            self.workers.end([conversation.live])  # nobody grades it
+            self._failures[failure_name(key, group.prompt, *conversation.place)] = conversation.failure
+            asked_so_far = (self.request.first_draw + len(self._groups)) * self.request.group_size
+            require_few_failures(self.workers, self._failures, asked_so_far)
         if self.journal is not None and group.has_ended:
             self.journal.put(key.purpose, key.step, group.draw, [tuple(each.exchanges) for each in group.members])
 
-    def _close(self, conversation: OpenRollout) -> None:
-        """Call `close` where an environment has one; nobody waits for it, so its failure is a warning."""
-        close = getattr(conversation.environment, "close", None)
-        if close is not None:
-            self._closing.close(conversation, close)
-        for _, exchange in self._closing.answered(0):
-            if exchange.failure:
-                warnings.warn(f"environment {self.environments.name}: close failed: {exchange.failure}", stacklevel=2)
+
+def require_few_failures(workers: ReplyWorkers, failures: Mapping[str, str], num_completions: int) -> None:
+    """Raise RunError if more completions failed than the recipe allows, or all; a run keeps the tracebacks.
+
+    `failures` has a traceback by the name of each completion that failed.
+    """
+    allowed, count = workers.environments.options.max_failures, len(failures)
+    if not failures or (count <= allowed * num_completions and count < num_completions):
+        return
+    limit = f"{count} of {num_completions} completions failed, environment.max_failures = {allowed:g}"
+    fault = "all completions failed" if count == num_completions else limit
+    remedy = "Correct the environment" + ("" if count == num_completions else ", or raise environment.max_failures")
+    text = "\n".join(f"{name}\n{traceback}" for name, traceback in failures.items())
+    kept = "" if workers.journal is None else f"  Tracebacks are in {workers.journal.keep_failures(text)}."
+    raise RunError(
+        f"environment {workers.environments.name}: {fault}.  {remedy}.{kept}  The first failure:\n"
+        f"{next(iter(failures.values()))}"
+    )
 
 
-def require_few_failures(environments: Environments, failures: Sequence[str], num_completions: int) -> None:
-    """Raises RunError with the first traceback if more completions failed than the recipe allows, or all of them."""
-    allowed, count = environments.options.max_failures, len(failures)
-    if count > allowed * num_completions or count == num_completions:
-        limit = f"{count} of {num_completions} completions failed, environment.max_failures = {allowed:g}"
-        fault = "all completions failed" if count == num_completions else limit
-        remedy = "Correct the environment" + ("" if count == num_completions else ", or raise environment.max_failures")
-        raise RunError(f"environment {environments.name}: {fault}.  {remedy}.  The first failure:\n{failures[0]}")
+def failure_name(key: StreamKey, prompt: Prompt, draw: int, sample: int) -> str:
+    """Names a completion that failed."""
+    return f"{key.purpose}, step {key.step}, draw {draw}, sample {sample}, prompt {prompt.id}"

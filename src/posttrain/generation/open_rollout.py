@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.environments.protocol import Environment, Environments, Reply, SaidAndReply, TurnRenderer
-from posttrain.environments.workers import Exchange
+from posttrain.environments.workers import Exchange, LiveEnvironment
 from posttrain.errors import UserError
 from posttrain.generation.request import Continuation, GroupRequest, Sampled, StreamKey
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
@@ -67,8 +67,7 @@ class OpenRollout:
 
     group: OpenGroup
     sample: int
-    environment: Environment | None = None
-    """None before it was made, and where all replies are from a journal."""
+    live: LiveEnvironment = field(default_factory=LiveEnvironment)
     known: deque[Exchange] = field(default_factory=deque)
     """What a journal has of it."""
     exchanges: list[Exchange] = field(default_factory=list)
@@ -87,6 +86,11 @@ class OpenRollout:
     @property
     def place(self) -> tuple[int, int]:
         return self.group.draw, self.sample
+
+    @property
+    def environment(self) -> Environment | None:
+        """None before it was made, and where all replies are from a journal."""
+        return self.live.made
 
     @property
     def failure(self) -> str:

@@ -12,13 +12,14 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from posttrain.environments.protocol import Reply, Said
 from posttrain.environments.workers import Exchange
 from posttrain.errors import RunError
-from posttrain.runs.files import LineJournal
-from posttrain.runs.run_folder import REPLIES, RunFolder
+from posttrain.runs.files import LineJournal, write_atomically, writing
+from posttrain.runs.run_folder import FAILURES, REPLIES, RunFolder
 from posttrain.turns import ToolCall
 
 KEY = ("place", "purpose", "step", "draw")
@@ -79,6 +80,14 @@ class ReplyFile:
             fault = f"a reply of step {step} is not plain data, so it cannot be kept ({error})"
             remedy = "Reply with text or messages of plain data, or set reproducible = True on the class"
             raise RunError(f"environment: {fault}.  {remedy}.") from error
+
+    def keep_failures(self, text: str) -> Path:
+        """Beside the run's folder where that still has an earlier run, or none."""
+        path = self.folder.path
+        file = path / FAILURES if self.folder.begun else path.with_name(f"{path.name}-{FAILURES}")
+        with writing(file, path):
+            write_atomically(file, text.encode("utf-8", "backslashreplace"))
+        return file
 
 
 def exchange_of(record: Mapping[str, Any]) -> Exchange:

@@ -31,9 +31,11 @@ JOURNALS = (METRICS, "scores.jsonl", "alarms.jsonl")
 """Files that grow by lines, each line with its step."""
 REPLIES = "replies.jsonl"
 """Replies of an environment that is not reproducible; see reply_journal.py."""
+FAILURES = "failures.txt"
+"""Tracebacks of the environments whose failures ended the run."""
 PARQUET_FOLDERS = ("rollouts", "evaluations", "token_columns")
 CONTENTS = (
-    *(*JOURNALS, REPLIES),
+    *(*JOURNALS, REPLIES, FAILURES),
     *(INPUTS, TRACKERS, HELD_OUT, "summary.json", "curves.png", "calibration.png", "tensorboard", "wandb", "tokenizer"),
     *PARQUET_FOLDERS,
     *("checkpoints", "model", "adapter", "critic", "weights"),

@@ -8,7 +8,7 @@ from torch import Tensor
 from posttrain.algorithms.advantages import sums_differ
 from posttrain.algorithms.algorithm import Resample
 from posttrain.environments.workers import ReplyWorkers
-from posttrain.generation.conversations import require_few_failures, sample_conversations
+from posttrain.generation.conversations import failure_name, require_few_failures, sample_conversations
 from posttrain.generation.engine import Engine
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.options.reward import GradingOptions
@@ -116,9 +116,14 @@ class Collector:
             grades = grades.select(kept).joined(new_grades)
         collected = CollectedStep(step=step, groups=groups, grades=grades, replaced=replaced)
         if self.workers is not None:  # over all rounds, each of which was looked at by itself
-            rollouts = [rollout for group in collected.sampled for rollout in group.rollouts]
-            failures = [rollout.failure for rollout in rollouts if rollout.finish.failed]
-            require_few_failures(self.workers.environments, failures, len(rollouts))
+            sampled, key = collected.sampled, self.request(step).key
+            failures = {
+                failure_name(key, group.prompt, group.draw, rollout.sample): rollout.failure
+                for group in sampled
+                for rollout in group.rollouts
+                if rollout.finish.failed
+            }
+            require_few_failures(self.workers, failures, sum(len(group.rollouts) for group in sampled))
         return collected
 
     def prompts(self, step: int, draws: range) -> list[Prompt]:
@@ -159,5 +164,7 @@ class Collector:
             groups = sample_conversations(self.engine, prompts, request, self.workers)
         with clock("grade"):
             grades = self.grade(groups, step=step, journal=journal)
+        if self.workers is not None:
+            self.workers.end_of(groups)
         self.unscored.look_at(groups, grades)
         return groups, grades

@@ -137,6 +137,8 @@ def sample_answers(
     summed = graded(rewards) if rewards else None
     judged = summed if summed is not None and any(alike) else graded([judge])
     told = judged if summed is None else summed
+    if questions.workers is not None:
+        questions.workers.end_of(groups)
     scores = judged.scores[alike.index(True) if any(alike) else 0]
     counts = Counter(outcome for row in judged.outcomes.get(judge.name, ()) for outcome in row if outcome)
     earned = torch.full_like(scores, torch.nan) if summed is None else summed.rewards
@@ -210,6 +212,8 @@ def full_evaluation(
             request = replace(evaluation_request(questions, samples=1), suppressed=suppressed)
             groups = tuple(conversations(engine, questions, request, name, advance))
         numbers = probe.measure(groups)
+        if questions.workers is not None:
+            questions.workers.end_of(groups)
         results |= checked_readings(f"task {questions.task}: probe {name!r}", probe, numbers, results)
     return results, sampled.groups
 

@@ -195,6 +195,8 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         prompts, workers = [task.prompt(row) for row in task.training_rows], session.environment.workers
         groups = sample_conversations(session.engine, prompts, request, workers)
         grades = session.collector.grade(groups)
+        if workers is not None:
+            workers.end_of(groups)
         collected = CollectedStep(step=max(1, session.trained.step), groups=groups, grades=grades)
         entry: Entry = loss_entry(session, collected, logged) if size > 1 else {"loss": None}
         return entry | sampled_entry(groups, grades, logged)

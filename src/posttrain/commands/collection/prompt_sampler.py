@@ -75,4 +75,6 @@ class PromptSampler:
         prompts = self.prompts[draws.start : draws.stop]
         groups = sample_conversations(self.engine, prompts, request, self.workers, advance=advance)
         grades = grade(groups, self.rewards, grading=config.grading, resources=self.resources) if self.rewards else None
+        if self.workers is not None:
+            self.workers.end_of(groups)
         return sampled_prompts(groups, grades)
