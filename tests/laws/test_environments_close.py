@@ -1,4 +1,4 @@
-"""An environment is closed once: after its completion was graded or dropped, and never while a call of it is under way."""
+"""An environment is closed once: after its completion was graded or dropped, and never in the midst of a call."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ from posttrain.generation.in_process import InProcessEngine
 from tests.support.runs import save_tiny_model
 from tests.support.stages import stages_with
 from tests.support.tiny import request, some_prompts, tiny_policy
-from tests.support.turns import environments
+from tests.support.turns import conversations, environments
 
 
 class Watched:
@@ -133,14 +133,14 @@ def test_those_of_completions_that_nobody_gets_are_closed(base: type[Watched], e
         if count:
             raise error
 
-    with pytest.raises(error), ReplyWorkers(made) as workers:
-        prompts = some_prompts([3, 4])
-        sample_conversations(InProcessEngine(tiny_policy()), prompts, request(6, 6), workers, advance=advance)
+    with pytest.raises(error):
+        conversations(InProcessEngine(tiny_policy()), some_prompts([3, 4]), request(6, 6), made, advance=advance)
     require_closed(kind)
 
 
 def test_one_whose_call_outlives_the_session_is_counted_and_closed_by_that_call() -> None:
     kind, never = watched(Watched, seed=7), threading.Event()
+    kind.chance.choice = lambda kinds: kinds[0]  # type: ignore[method-assign]  # no other fault
 
     class Hangs(kind):  # type: ignore[misc, valid-type]
         def reply(self, said: str) -> Reply | None:
@@ -149,13 +149,9 @@ def test_one_whose_call_outlives_the_session_is_counted_and_closed_by_that_call(
             self.calls -= 1
             return None
 
-        does = "ends"
-
-    made = environments(Hangs, seconds=0.1, workers=2, max_failures=1.0)
+    made = environments(Hangs, seconds=0.5, workers=2, max_failures=1.0)
     with pytest.warns(UserWarning, match=r"environment test: \d+ not closed, since a call"), suppress(RunError):
-        with ReplyWorkers(made) as workers:
-            prompts = some_prompts([3, 4])
-            sample_conversations(InProcessEngine(tiny_policy()), prompts, request(2, 6), workers)
+        conversations(InProcessEngine(tiny_policy()), some_prompts([3, 4]), request(2, 6), made)
     assert not any(each.closed for each in kind.made if each.calls)
     never.set()
     require_closed(kind)

@@ -2,21 +2,21 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, fields, replace
 from itertools import starmap
 from typing import TYPE_CHECKING
 
-from posttrain.binding import constructed
 from posttrain.commands.arguments import split_arguments
-from posttrain.commands.flags import COMMAND_LINE, CommandSpec, read_flags
+from posttrain.commands.flags import CommandSpec
 from posttrain.config.recipes import kind_of_reward
 from posttrain.errors import RunError, UserError
-from posttrain.options.bounds import Bounded, PositiveFloat
+from posttrain.options.bounds import Bounded, PositiveFloat, Unused, require_rules
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.environment import EnvironmentOptions
+from posttrain.options.environment import EnvironmentOptions, tool_name
 from posttrain.options.reward import RewardOptions
+from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TASK_OPTIONS
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards import cheap_attacks
@@ -29,7 +29,6 @@ from posttrain.rewards.grading.grade import DEFAULTS, PendingScores, checked_ver
 from posttrain.rewards.grading.resources import ChecksRows, Resources
 from posttrain.rewards.grading.worker_process import NotWritableError, to_json
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
-from posttrain.schemas import Schema, record_class, record_of
 from posttrain.tasks.dataset import content
 from posttrain.tasks.programs_task import program_row
 from posttrain.tasks.row_files.rows import DatasetRow, read_rows, require_column
@@ -38,13 +37,30 @@ if TYPE_CHECKING:
     from posttrain.environments.workers import ReplyWorkers
 
 MOST_ROWS = 20
-MOST_TURNS = 4
-"""Turns in which an answer is said to an environment."""
-REPLIES = record_class(Schema(EnvironmentOptions))
 CHAT_FLAG = "(reads messages and gets text: --chat here, --task.prompt-format chat in training)"
 EXAMPLES = {**cheap_attacks.EXAMPLES, **SHAPING}
 """By reward: what can be tried with this package alone."""
 TASK_REWARDS = {"countdown": "countdown", "programs": "code"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig:
+    """What replies to the answers, as in a recipe."""
+
+    environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
+    tools: tuple[str, ...] = ()
+    tools_at: Mapping[str, str] = field(default_factory=dict)
+    sandbox: SandboxOptions = field(default_factory=SandboxOptions)
+
+    @property
+    def replies(self) -> bool:
+        return bool(self.tools) or self.environment.is_given
+
+    def __post_init__(self) -> None:
+        if not self.replies:
+            names = ("options", "seconds", "workers", "max_failures")
+            unread = " ".join([*(f"environment.{name}" for name in names), "tools_at"])
+            require_rules(self, (Unused(unread, "an environment or tools"),))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +92,9 @@ PROGRAM = CommandSpec(
     " reward or task of this package, FILE.py:FUNCTION, package.module:FUNCTION, `judge`, or a reward model (FOLDER or"
     " org/name).  For a penalty a right answer is one that goes free and a trick is one that is fined.  A reward model"
     " has no fixed scale: it pays a trick that scores at least as much as the row's own answer.  With"
-    f" --environment.path an environment replies: each answer is said in every turn, at most {MOST_TURNS} times, and"
-    " REWARD may be `environment`, what the replies pay.  Exit code 0 if every right answer is paid and no trick is,"
-    " else 1.",
+    " --environment.path an environment replies: each answer is said in every turn, up to four times, and REWARD may be"
+    " `environment`, what the replies pay.  With --tools answers may call them, in chat or, with --tools-at, in text."
+    "  Exit code 0 if every right answer is paid and no trick is, else 1.",
     switches=CheckSwitches(),
 )
 READ_BY = {
@@ -130,10 +146,10 @@ class Payment:
 def main(arguments: Sequence[str]) -> int:
     """Print the table as it comes; the exit code says whether all is well."""
     name, given = split_arguments(arguments, PROGRAM).only("REWARD")
-    layer, switches = read_flags(given.flags, PROGRAM, {"environment": REPLIES()})
-    record = record_of(REPLIES, layer.sections.get("environment", {}), where=f"{COMMAND_LINE}: environment")
-    environment = constructed(record, f"{COMMAND_LINE}: environment.")
-    function, examples = found(name, switches, replies=environment.is_given)
+    config, switches = given.configured(CheckConfig, [])
+    function, examples = found(name, switches, config)
+    if config.tools:
+        examples = [each.with_tools([tool_name(tool) for tool in config.tools], config.tools_at) for each in examples]
     kind = "model" if kind_of_reward(name) == "model" else "function" if ":" in name else name
     read = READ_BY.get(kind, ("rows",) if isinstance(function.call, ChecksRows) else ())
     for each in fields(CheckSwitches):
@@ -142,12 +158,12 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError(f"check-task {name}: --{flag} is not read for this reward.  Leave it out.")
     print(f"{function.name}: {sum(len(example.answers) for example in examples)} answers", flush=True)
     checked: object = function.call
-    with Resources() as resources:
+    with Resources(config.sandbox) as resources:
         if switches.rows and isinstance(checked, ChecksRows):
             rows = [program_row(row) if name == "programs" else row for row in read_rows(switches.rows)]
             checked.check_rows([(row.where, row.columns) for row in rows], resources)
             print(f"{switches.rows}: nothing is wrong with the tests of its {len(rows)} rows", flush=True)
-        with listeners(environment) as workers:
+        with listeners(config) as workers:
             paid = replayed(function, examples, resources, workers)
     lost = {each.answer.label for each in paid if each.lost}
     if lost:
@@ -161,20 +177,19 @@ def main(arguments: Sequence[str]) -> int:
 
 
 @contextmanager
-def listeners(options: EnvironmentOptions) -> "Iterator[ReplyWorkers | None]":
+def listeners(config: CheckConfig) -> "Iterator[ReplyWorkers | None]":
     """What replies to answers; None where nothing does."""
-    if not options.is_given:
+    if not config.replies:
         yield None
         return
-    from posttrain.environments.making import made_once
-    from posttrain.environments.protocol import Environments
+    from posttrain.environments.tools import toolbox_of
     from posttrain.environments.workers import ReplyWorkers
-    from posttrain.generation.spoken_text import ByteTurns
+    from posttrain.generation.spoken_text import environments_for_text
 
-    name, make, _ = made_once(options)
-    environments = Environments(name=name, make=make, options=options, renderer=ByteTurns(), max_turns=MOST_TURNS)
-    with ReplyWorkers(environments) as workers:
-        yield workers
+    with ExitStack() as opened:
+        toolbox = opened.enter_context(closing(toolbox_of(config.tools, config.sandbox)))
+        replying = environments_for_text(config.environment, toolbox, config.tools_at)
+        yield opened.enter_context(ReplyWorkers(replying))
 
 
 def replayed(
@@ -199,15 +214,15 @@ def replayed(
     return paid
 
 
-def found(name: str, switches: CheckSwitches, *, replies: bool) -> tuple[RewardFunction, list[AttackExample]]:
-    """The reward, and the rows and answers to try it with; `replies` says that an environment replies to them."""
-    if name == ENVIRONMENT_REWARD.name and replies:
+def found(name: str, switches: CheckSwitches, config: CheckConfig) -> tuple[RewardFunction, list[AttackExample]]:
+    """The reward, and the rows and answers to try it with."""
+    if name == ENVIRONMENT_REWARD.name and config.environment.is_given:
         return ENVIRONMENT_REWARD, from_rows(switches)
     if kind_of_reward(name) == "model":
         return reward_model(name, switches)
     if ":" in name:
         examples = from_rows(switches)
-        if replies:  # whose objects no other process sees
+        if config.replies:  # by objects that no other process sees
             return load_reward(RewardOptions(path=name)), examples
         return users_function(name, examples, switches.seconds), examples
     reward = TASK_REWARDS.get(name, name)
@@ -317,6 +332,8 @@ def tried(
             watched = [load_reward(RewardOptions(name=example.of))] if example.of else []
             grades = grade([group], [*watched, function], resources=resources)
             score = (grades.scores + grades.marked)[-1, 0, 0].item()
+        if workers is not None:
+            workers.end_of([group])
     except ScoringFailure as failure:
         return Payment(answer, example, None, time.perf_counter() - began, str(failure), lost=True)
     except RunError as error:  # any other mistake concerns every answer
@@ -327,7 +344,7 @@ def tried(
 
 
 def with_replies(group: Group, answer: Answer, workers: "ReplyWorkers") -> Group:
-    """The group with the first answer said to an environment.  Raises RunError where that fails."""
+    """The group with the first answer said to what replies.  Raises RunError where that fails."""
     from posttrain.generation.spoken_text import spoken
 
     try:

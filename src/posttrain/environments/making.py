@@ -1,6 +1,7 @@
 """The environments of a run, from the sections `environment`, `tools` and `tools_at` of its recipe."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -71,18 +72,20 @@ def made_once(
 ) -> tuple[str, Callable[[], Environment], Environment]:
     """The name of an environment, what makes it, and one that was closed; a server is called once."""
     if options.url:
-        name, make = f"OpenEnv at {options.url}", session_maker(options)
+        made_by, name, make = OpenEnvEnvironment, f"OpenEnv at {options.url}", session_maker(options)
         require_server(options.url, options.seconds)
     else:
         made_by = own_environment(options.path) if own is None else own
         name = options.path or getattr(own, "__name__", type(own).__name__)
         make = partial(made, made_by, dict(options.options), name)
-    examples = [make()] if options.url or isinstance(own, type) else [make(), make()]
-    for each in {id(example): example for example in examples}.values():
-        close_now(getattr(each, "close", nothing))
-    if len(examples) > 1 and examples[0] is examples[1]:
-        raise UserError(f"environment: {name} returns the same object twice.  Return a new one for each completion.")
-    return name, make, examples[0]
+    with ExitStack() as closing:
+        example = make()
+        closing.callback(close_now, getattr(example, "close", nothing))
+        if not isinstance(made_by, type):
+            if (other := make()) is example:
+                raise UserError(f"environment: {name} returns the same object twice.  Return one for each completion.")
+            closing.callback(close_now, getattr(other, "close", nothing))
+    return name, make, example
 
 
 def require_one(options: EnvironmentOptions, toolbox: Toolbox, own: Own) -> None:

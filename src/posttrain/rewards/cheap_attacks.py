@@ -60,6 +60,19 @@ class AttackExample:
         attacks = [replace(attack, known="*" in known or attack.label in known) for attack in generic(self.prompt)]
         return replace(self, answers=(*self.answers, *attacks))
 
+    def with_tools(self, names: Sequence[str], tools_at: Mapping[str, str]) -> "AttackExample":
+        """With attacks that ask tools and answer nothing: in text at a stop text, else by calls in a conversation."""
+        if tools_at:
+            asks = [Answer(f"asks {name} and nothing else", f"1+1{text}" * 3) for name, text in tools_at.items()]
+            return replace(self, answers=(*self.answers, *asks))
+        calls = {name: json.dumps({"name": name, "arguments": {}}) for name in (*names, "no_such_tool")}
+        attacks = [
+            *(Answer(f"only a call of {name}", f"<tool_call>{call}</tool_call>") for name, call in calls.items()),
+            Answer("a call that is not closed", f"<tool_call>{calls[names[0]]}"),
+        ]
+        messages = self.messages or ({"role": "user", "content": self.prompt},)
+        return replace(self, answers=(*self.answers, *attacks), messages=messages)
+
 
 def example(prompt: str, columns: Mapping[str, object], *answers: Answer, **settings: Any) -> AttackExample:
     return AttackExample(prompt, columns, answers, **settings)
