@@ -1,6 +1,5 @@
 """Environments of a recipe: a user's class or factory, an OpenEnv server, and mistakes in either."""
 
-import gc
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -162,18 +161,6 @@ def test_a_server_that_fails_dies_or_hangs_raises_what_ends_the_completion(serve
     server.closed.set()
 
 
-def test_a_session_that_nobody_closes_ends_with_its_object(server: EchoServer) -> None:
-    found = environments(url=server.url)
-    assert found is not None
-    environment = found.make()
-    environment.reset({}, 0)
-    connection = environment.connection  # type: ignore[attr-defined]
-    del environment
-    gc.collect()
-    with pytest.raises(Exception, match="1000"):  # the code of a normal end
-        connection.recv(timeout=5)
-
-
 def test_a_refused_connection_is_an_error_before_the_first_step() -> None:
     with echo_server() as server:
         url = server.url
@@ -197,6 +184,32 @@ def test_the_objects_that_are_only_looked_at_are_closed() -> None:
 
     environments(lambda: Mine())
     assert open_ones == []
+
+    def only_one() -> Mine:
+        if open_ones:
+            raise OSError("one board, and it is taken")
+        return Mine()
+
+    with refused("only_one failed when it was made", "one board, and it is taken"):
+        environments(only_one)
+    assert open_ones == []
+
+
+def test_a_mistake_of_the_class_is_one_message_before_the_first_step() -> None:
+    class Broken(Plain):
+        def __init__(self) -> None:
+            raise OSError("no board")
+
+    class CannotClose(Plain):
+        def close(self) -> None:
+            raise OSError("lost")
+
+    with refused("Plain", "is a Plain", "Give a class or a factory"):
+        environments(Plain())
+    with refused("Broken failed when it was made and closed once", "OSError: no board"):
+        environments(Broken)
+    with refused("CannotClose failed when it was made and closed once", "OSError: lost"):
+        environments(CannotClose)
 
 
 def test_environments_of_python_are_refused_beside_tools() -> None:

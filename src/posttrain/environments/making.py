@@ -1,5 +1,6 @@
 """The environments of a run, from the sections `environment`, `tools` and `tools_at` of its recipe."""
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -67,24 +68,31 @@ def environments_of(
     )
 
 
-def made_once(
-    options: EnvironmentOptions, own: Callable[..., Environment] | None = None
-) -> tuple[str, Callable[[], Environment], Environment]:
+def made_once(options: EnvironmentOptions, own: object = None) -> tuple[str, Callable[[], Environment], Environment]:
     """The name of an environment, what makes it, and one that was closed; a server is called once."""
     if options.url:
         made_by, name, make = OpenEnvEnvironment, f"OpenEnv at {options.url}", session_maker(options)
         require_server(options.url, options.seconds)
     else:
-        made_by = own_environment(options.path) if own is None else own
-        name = options.path or getattr(own, "__name__", type(own).__name__)
-        make = partial(made, made_by, dict(options.options), name)
-    with ExitStack() as closing:
-        example = make()
-        closing.callback(close_now, getattr(example, "close", nothing))
-        if not isinstance(made_by, type):
-            if (other := make()) is example:
-                raise UserError(f"environment: {name} returns the same object twice.  Return one for each completion.")
-            closing.callback(close_now, getattr(other, "close", nothing))
+        found = own_environment(options.path) if own is None else own
+        name = options.path or getattr(found, "__name__", f"{found!r:.60}")
+        if not callable(found):
+            raise UserError(f"environment: {name} is a {type(found).__name__}.  Give a class or a factory.")
+        made_by, make = found, partial(made, found, dict(options.options), name)
+    try:
+        with ExitStack() as closing:
+            example = make()
+            closing.callback(close_now, getattr(example, "close", nothing))
+            other = None if isinstance(made_by, type) else make()
+            if other is not example:
+                closing.callback(close_now, getattr(other, "close", nothing))
+    except UserError:
+        raise
+    except Exception as error:  # other people's code
+        told = "".join(traceback.format_exception(error))
+        raise UserError(f"environment: {name} failed when it was made and closed once.  Correct it.\n{told}") from error
+    if other is example:
+        raise UserError(f"environment: {name} returns the same object twice.  Return a new one for each completion.")
     return name, make, example
 
 
@@ -105,13 +113,10 @@ def session_maker(options: EnvironmentOptions) -> Callable[[], Environment]:
     return partial(OpenEnvEnvironment, options.url, seconds=options.seconds, **arguments)
 
 
-def own_environment(path: str) -> Callable[..., Any]:
-    in_file = is_name_in_file(path)
-    where, noun = "environment", "class or function"
-    found = object_in_file(path, where=where, noun=noun) if in_file else object_in_module(path, where=where)
-    if not callable(found):
-        raise UserError(f"environment: {path} is a {type(found).__name__}.  Name a class or a factory.")
-    return found
+def own_environment(path: str) -> object:
+    if is_name_in_file(path):
+        return object_in_file(path, where="environment", noun="class or function")
+    return object_in_module(path, where="environment")
 
 
 def made(made_by: Callable[..., Any], options: Mapping[str, object], name: str) -> Environment:

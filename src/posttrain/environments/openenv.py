@@ -8,7 +8,6 @@ A connection is a session of the server.  Each completion has one, which ends wi
 """
 
 import json
-import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from types import MappingProxyType
@@ -61,7 +60,6 @@ class OpenEnvEnvironment:
 
     def reset(self, row: Mapping[str, object], seed: int) -> str:
         self.connection = connected(self.session, self.url, self.seconds)
-        weakref.finalize(self, self.session.close)  # for completions that nobody closes
         columns = {name: row[name] for name in self.columns}
         answer = self.asked({"type": "reset", "data": {"seed": seed % 2**31, **columns, **self.sent}})
         return self.text(answer)

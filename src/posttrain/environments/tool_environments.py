@@ -140,17 +140,13 @@ class ToolsInText:
         tool, question = self.tools_at[stop], said.removesuffix(stop).rpartition("\n")[2]
         if tool.is_async:
             return self.reply_async(tool, question)
-        return in_place(tool, answer(partial(value_in_text, tool, question)))
+        return in_place(tool, answer(lambda: given(tool.asked(question))))
 
     async def reply_async(self, tool: Tool, question: str) -> Reply:
         async def value() -> object:
-            return given(await tool.call(question))
+            return given(await tool.asked(question))
 
         return in_place(tool, await answer_async(value))
-
-
-def value_in_text(tool: Tool, question: str) -> object:
-    return given((tool.in_text or tool.call)(question))
 
 
 def given(value: object) -> object:

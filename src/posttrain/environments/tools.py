@@ -41,7 +41,7 @@ class Tool:
     description: Mapping[str, Any]
     """What the chat template writes of it: name, meaning and the JSON schema of its arguments."""
     in_text: Callable[[str], Any] | None = None
-    """Answers at a stop text from the text before it; None for the call with that text as its only argument."""
+    """Answers at a stop text from the text before it; None for the call with that text as its required argument."""
 
     @property
     def is_async(self) -> bool:
@@ -50,6 +50,13 @@ class Tool:
     @property
     def reproducible(self) -> bool:
         return bool(getattr(self.call, "reproducible", True))
+
+    def asked(self, question: str) -> Any:
+        """The answer at a stop text, awaitable if the tool is async."""
+        if self.in_text is not None:
+            return self.in_text(question)
+        (name,) = self.description["function"]["parameters"]["required"]
+        return self.call(**{name: question})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +124,18 @@ def tool_of(function: Callable[..., Any], where: str, *, in_text: Callable[[str]
         said = str(error).splitlines()[0]
         remedy = "Give every argument a type hint and a line under `Args:` in the docstring"
         raise UserError(f"tools: {where} cannot be described: {said}  {remedy}.") from error
+    require_by_name(function, where)
     name = description["function"]["name"]
     return Tool(name=name, call=function, description=description, in_text=in_text)
+
+
+def require_by_name(function: Callable[..., Any], where: str) -> None:
+    """Refuse a function that no call can give its arguments to, or whose value is no answer."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UserError(f"tools: {where} yields.  Return its whole answer.")
+    for each in inspect.signature(function).parameters.values():
+        if each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+            raise UserError(f"tools: {where} takes `{each}`, and calls give arguments by name.  Name each argument.")
 
 
 def arguments_of(tools: Mapping[str, Tool], call: ReadCall) -> dict[str, Any]:
