@@ -144,6 +144,9 @@ FAULTS: dict[str, tuple[object, tuple[str, ...]]] = {
     "returns a reward that is no number": (Reply("7", reward=float("nan")), ("reward = nan",)),
     "says what is no text": (Reply(7), ("the content is 7 (int)",)),
     "says messages without a role": (Reply([{"content": "a"}]), ("role",)),
+    "says messages without content": (Reply([{"role": "user"}]), ("message 0 of the reply", "content")),
+    "says what the policy says": (Reply([{"role": "assistant", "content": "a"}]), ("role assistant", "Use another")),
+    "says a book": (Reply("7" * 1_000_001), ("1000001 characters", "1000000 are allowed")),
     "is done by a word": (Reply("7", done="yes"), ("done = 'yes'",)),
     "has calls of its own": (Reply("7", calls=("look",)), ("ToolCall",)),
 }

@@ -17,7 +17,7 @@ from posttrain.environments.text_turns import TextTurns, opened_prompt
 from posttrain.environments.tool_calls import CallReader
 from posttrain.errors import UserError
 from posttrain.models.given_text import CUT, MARK
-from posttrain.models.messages import ASSISTANT, checked_message
+from posttrain.models.messages import ASSISTANT
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Prompt
 
@@ -44,7 +44,7 @@ class ChatTurns(TextTurns):
         if isinstance(added, str) and messages[-1]["role"] == USER:
             messages[-1] = {**messages[-1], "content": messages[-1]["content"] + self.given.cut(added)}
         else:
-            messages += self.given.cut_messages(reply_messages(added, prompt.id))
+            messages += self.given.cut_messages(reply_messages(added))
         rendered = self.renderer.render(messages, id=prompt.id, prefill=prompt.prefill, columns=prompt.columns)
         return opened_prompt(self.given, prompt, rendered)
 
@@ -52,7 +52,7 @@ class ChatTurns(TextTurns):
         if prompt.messages is None:
             return super().reply_tokens(prompt, turns)
         history: list[Mapping[str, Any]] = [*prompt.messages]
-        replies = [reply_messages(turn.reply, prompt.id) for turn in turns]
+        replies = [reply_messages(turn.reply) for turn in turns]
         for reply in replies[:-1]:
             history += [policy_turn(SHORT, reply), *({**message, "content": SHORT} for message in reply)]
         end, behind = self.behind(history, replies[-1], prompt.id)
@@ -85,21 +85,16 @@ class ChatTurns(TextTurns):
     def messages(self, turns: Sequence[SaidAndReply], said: str | None) -> tuple[Mapping[str, object], ...]:
         found: list[Mapping[str, object]] = []
         for turn in turns:
-            found += [self.message(turn.said), *reply_messages(turn.reply, "a reply")]
+            found += [self.message(turn.said), *reply_messages(turn.reply)]
         return tuple(found if said is None else [*found, self.message(said)])
 
     def message(self, said: str) -> Mapping[str, object]:
         return {"role": ASSISTANT, "content": said} if self.reader is None else self.reader.message(said)
 
 
-def reply_messages(said: Said, where: str) -> list[dict[str, Any]]:
-    """A reply as checked messages, text as one of the user's.  Raises UserError for the policy's own role."""
-    if isinstance(said, str):
-        return [{"role": USER, "content": said}]
-    found = [checked_message(each, f"{where}: message {number} of the reply") for number, each in enumerate(said)]
-    if any(each["role"] == ASSISTANT for each in found):
-        raise UserError(f"{where}: a reply has a message of the role {ASSISTANT}, which is the policy's.  Use another.")
-    return found
+def reply_messages(said: Said) -> list[Mapping[str, Any]]:
+    """A reply as messages, text as one of the user's."""
+    return [{"role": USER, "content": said}] if isinstance(said, str) else [*said]
 
 
 def is_call(reply: Messages) -> bool:

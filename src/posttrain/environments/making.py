@@ -71,19 +71,19 @@ def environments_of(
 def made_once(options: EnvironmentOptions, own: object = None) -> tuple[str, Callable[[], Environment], Environment]:
     """The name of an environment, what makes it, and one that was closed; a server is called once."""
     if options.url:
-        made_by, name, make = OpenEnvEnvironment, f"OpenEnv at {options.url}", session_maker(options)
+        is_class, name, make = True, f"OpenEnv at {options.url}", session_maker(options)
         require_server(options.url, options.seconds)
     else:
         found = own_environment(options.path) if own is None else own
         name = options.path or getattr(found, "__name__", f"{found!r:.60}")
         if not callable(found):
             raise UserError(f"environment: {name} is a {type(found).__name__}.  Give a class or a factory.")
-        made_by, make = found, partial(made, found, dict(options.options), name)
+        is_class, make = isinstance(found, type), partial(made, found, dict(options.options), name)
     try:
         with ExitStack() as closing:
             example = make()
             closing.callback(close_now, getattr(example, "close", nothing))
-            other = None if isinstance(made_by, type) else make()
+            other = None if is_class else make()
             if other is not example:
                 closing.callback(close_now, getattr(other, "close", nothing))
     except UserError:

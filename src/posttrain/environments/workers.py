@@ -22,6 +22,7 @@ from typing import Any, Generic, Protocol, Self, SupportsFloat, TypeVar, cast
 
 from posttrain.environments.protocol import Environment, Environments, Reply, Said, close_now, nothing
 from posttrain.errors import RunError
+from posttrain.models.messages import ASSISTANT, checked_message
 from posttrain.records import Group
 from posttrain.turns import ToolCall
 
@@ -29,6 +30,8 @@ GRACE_SECONDS = 0.25
 """How long a reply is waited for behind its deadline, so that an event loop can end it."""
 CLOSING_SECONDS = 1.0
 """How long the end of a session waits for the next environment to close."""
+MOST_CHARACTERS = 1_000_000
+"""Longest reply."""
 LOOK_SECONDS = 0.1
 """How often late replies are looked for."""
 
@@ -390,9 +393,18 @@ def checked_addition(returned: object) -> Reply | None:
 
 def checked_said(content: object) -> Said:
     if isinstance(content, str):
-        return content
-    listed = content if isinstance(content, Sequence) else ()
-    if not listed or not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in listed):
-        kind = type(content).__name__
-        raise TypeError(f"the content is {content!r:.60} ({kind}).  Give text, or messages with `role` and `content`.")
-    return cast(Said, tuple(dict(each) for each in listed))
+        messages, texts, said = [], [content], cast(Said, content)
+    else:
+        listed = content if isinstance(content, Sequence) else ()
+        if not listed or not all(isinstance(each, Mapping) for each in listed):
+            kind = type(content).__name__
+            raise TypeError(
+                f"the content is {content!r:.60} ({kind}).  Give text, or messages with `role` and `content`."
+            )
+        messages = [checked_message(each, f"message {number} of the reply") for number, each in enumerate(listed)]
+        texts, said = [each["content"] for each in messages], tuple(messages)
+    if any(each["role"] == ASSISTANT for each in messages):
+        raise ValueError(f"a reply has a message of the role {ASSISTANT}, which is the policy's.  Use another.")
+    if (count := sum(map(len, texts))) > MOST_CHARACTERS:
+        raise ValueError(f"a reply has {count} characters, and {MOST_CHARACTERS} are allowed.  Shorten it.")
+    return said

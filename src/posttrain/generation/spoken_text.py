@@ -145,8 +145,8 @@ def environments_for_text(options: EnvironmentOptions, toolbox: Toolbox, tools_a
         make, stop_texts, turns = partial(ToolsInText, asked), tuple(asked), BytesInPlace()
     elif toolbox:
         tokenizer = cast("PreTrainedTokenizerBase", ByteTokenizer())
-        turns = ByteTurns(CallReader(tokenizer, toolbox.descriptions, opening="", end=""))
-        make = partial(CalledTools, toolbox.tools, turns.reader)
+        reader = CallReader(tokenizer, toolbox.descriptions, opening="", end="")
+        make, turns = partial(CalledTools, toolbox.tools, reader), ByteTurns(reader)
     else:
         name, make, example = made_once(options)
         stop_texts = stop_texts_of(example, name)
