@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,6 @@ from posttrain.environments.protocol import Environment, Environments, Reply
 from posttrain.environments.python_tool import SandboxedPython
 from posttrain.environments.text_turns import TextTurns
 from posttrain.environments.tool_calls import MAX_CALLS
-from posttrain.environments.tool_environments import ToolsInText
 from posttrain.environments.tools import MOST_CHARACTERS, Toolbox, toolbox_of
 from posttrain.errors import RunError
 from posttrain.models.rendering import TokenizerRenderer
@@ -354,61 +353,3 @@ def test_an_async_tool_in_text_without_an_answer_writes_nothing() -> None:
 def test_a_tool_in_text_takes_one_text(tool: Callable[..., object]) -> None:
     with refused(f"tools_at.{tool.__name__}", "exactly one required argument"):
         environments(toolbox_of([tool]), tools_at={tool.__name__: "="})
-
-
-def yields(text: str) -> Iterator[str]:
-    """Yields.
-
-    Args:
-        text: a text
-    """
-    yield text
-
-
-async def yields_later(text: str) -> AsyncIterator[str]:
-    """Yields.
-
-    Args:
-        text: a text
-    """
-    yield text
-
-
-def any_number(*texts: str) -> str:
-    """Takes texts.
-
-    Args:
-        texts: some texts
-    """
-    return " ".join(texts)
-
-
-def by_place(text: str, /) -> str:
-    """Takes a text.
-
-    Args:
-        text: a text
-    """
-    return text
-
-
-UNFIT = {yields: "yields", yields_later: "yields", any_number: "`*texts: str`", by_place: "by name"}
-
-
-@pytest.mark.parametrize("tool", UNFIT)
-def test_a_function_that_no_call_fits_is_refused(tool: Callable[..., object]) -> None:
-    with refused("tools", UNFIT[tool]):
-        toolbox_of([tool])
-
-
-def test_a_tool_in_text_may_take_its_text_by_keyword() -> None:
-    def twice(*, text: str) -> str:
-        """Twice.
-
-        Args:
-            text: a text
-        """
-        return text * 2
-
-    (tool,) = toolbox_of([twice]).tools.values()
-    assert ToolsInText({"=": tool}).reply("ab=") == Reply("abab", calls=(ToolCall("twice"),))

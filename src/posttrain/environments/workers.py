@@ -8,30 +8,25 @@ An environment is closed once: when its completion was graded or dropped, and no
 
 import asyncio
 import inspect
-import math
 import queue
 import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, SupportsFloat, TypeVar, cast
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from posttrain.environments.protocol import Environment, Environments, Reply, Said, close_now, nothing
+from posttrain.environments.protocol import Environment, Environments, Reply, close_now, nothing
 from posttrain.errors import RunError
-from posttrain.models.messages import ASSISTANT, checked_message
 from posttrain.records import Group
-from posttrain.turns import ToolCall
 
 GRACE_SECONDS = 0.25
 """How long a reply is waited for behind its deadline, so that an event loop can end it."""
 CLOSING_SECONDS = 1.0
 """How long the end of a session waits for the next environment to close."""
-MOST_CHARACTERS = 1_000_000
-"""Longest reply."""
 LOOK_SECONDS = 0.1
 """How often late replies are looked for."""
 
@@ -367,44 +362,3 @@ class Asking(Generic[Place]):
             self.num_open -= 1
             found.append((pending.place, exchange))
         return found
-
-
-def checked_reply(returned: object) -> Reply | None:
-    """What `reply` returned.  Raises TypeError or ValueError, which becomes the completion's failure."""
-    if returned is None:
-        return None
-    if not isinstance(returned, Reply):
-        raise TypeError(f"reply returned {returned!r:.60} ({type(returned).__name__}).  Return a Reply, or None.")
-    calls, told = returned.calls, cast(object, returned.reward)
-    reward = None if told is None else float(told) if isinstance(told, SupportsFloat) else math.nan
-    if reward is not None and not math.isfinite(reward):
-        raise ValueError(f"reply returned reward = {told!r:.60}.  Give a finite number, or None.")
-    if not isinstance(returned.done, bool):
-        raise TypeError(f"reply returned done = {returned.done!r:.60}.  Give True or False.")
-    if not all(isinstance(call, ToolCall) for call in calls):
-        raise TypeError(f"reply returned calls = {calls!r:.60}.  Give ToolCall records.")
-    return Reply(checked_said(returned.content), reward, returned.done, tuple(calls))
-
-
-def checked_addition(returned: object) -> Reply | None:
-    """What `reset` returned, as a reply; None adds nothing."""
-    return None if returned is None else Reply(checked_said(returned))
-
-
-def checked_said(content: object) -> Said:
-    if isinstance(content, str):
-        messages, texts, said = [], [content], cast(Said, content)
-    else:
-        listed = content if isinstance(content, Sequence) else ()
-        if not listed or not all(isinstance(each, Mapping) for each in listed):
-            kind = type(content).__name__
-            raise TypeError(
-                f"the content is {content!r:.60} ({kind}).  Give text, or messages with `role` and `content`."
-            )
-        messages = [checked_message(each, f"message {number} of the reply") for number, each in enumerate(listed)]
-        texts, said = [each["content"] for each in messages], tuple(messages)
-    if any(each["role"] == ASSISTANT for each in messages):
-        raise ValueError(f"a reply has a message of the role {ASSISTANT}, which is the policy's.  Use another.")
-    if (count := sum(map(len, texts))) > MOST_CHARACTERS:
-        raise ValueError(f"a reply has {count} characters, and {MOST_CHARACTERS} are allowed.  Shorten it.")
-    return said

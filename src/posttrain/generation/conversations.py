@@ -11,7 +11,8 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
-from posttrain.environments.workers import Asking, Exchange, ReplyWorkers, checked_addition, checked_reply
+from posttrain.environments.reply_checks import checked_addition, checked_reply
+from posttrain.environments.workers import Asking, Exchange, ReplyWorkers
 from posttrain.errors import RunError
 from posttrain.generation.engine import (
     Advance,
