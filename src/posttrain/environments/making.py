@@ -3,11 +3,12 @@
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from posttrain.binding import arguments_for, bind, is_name_in_file, object_in_file, object_in_module
+from posttrain.binding import arguments_for, is_name_in_file, object_in_file, object_in_module
 from posttrain.environments.chat_turns import SHORT, TOOL, USER, ChatTurns
 from posttrain.environments.openenv import OpenEnvEnvironment, require_server
 from posttrain.environments.protocol import Environment, Environments, Own, close_now, nothing
@@ -78,7 +79,8 @@ def made_once(options: EnvironmentOptions, own: object = None) -> tuple[str, Cal
         name = options.path or getattr(found, "__name__", f"{found!r:.60}")
         if not callable(found):
             raise UserError(f"environment: {name} is a {type(found).__name__}.  Give a class or a factory.")
-        is_class, make = isinstance(found, type), partial(made, found, dict(options.options), name)
+        arguments = arguments_for(Schema(found), options.options, where="environment.options")
+        is_class, make = isinstance(found, type), partial(made, found, arguments, name)
     try:
         with ExitStack() as closing:
             example = make()
@@ -119,8 +121,8 @@ def own_environment(path: str) -> object:
     return object_in_module(path, where="environment")
 
 
-def made(made_by: Callable[..., Any], options: Mapping[str, object], name: str) -> Environment:
-    return require_environment(bind(made_by, options, where="environment.options"), name)
+def made(made_by: Callable[..., object], arguments: Mapping[str, Any], name: str) -> Environment:
+    return require_environment(made_by(**deepcopy(dict(arguments))), name)
 
 
 def require_environment(candidate: object, name: str) -> Environment:

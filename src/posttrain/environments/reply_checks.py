@@ -35,6 +35,7 @@ def checked_addition(returned: object) -> Reply | None:
 
 
 def checked_said(content: object) -> Said:
+    """Text, or messages that are none of the policy's."""
     if isinstance(content, str):
         messages, texts, said = [], [content], cast(Said, content)
     else:
