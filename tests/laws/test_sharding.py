@@ -15,7 +15,16 @@ from posttrain.algorithms.table import ALGORITHMS
 from posttrain.errors import UserError
 from posttrain.models.model_outputs import enable_recomputation
 from posttrain.models.policy import Policy, as_policy
-from posttrain.models.sharding import own_part, part_like, sharded, whole, whole_copy, whole_weights
+from posttrain.models.sharding import (
+    over,
+    own_part,
+    part_like,
+    sharded,
+    whole,
+    whole_copy,
+    whole_weights,
+    without_weights,
+)
 from posttrain.options.model import AdapterOptions
 from posttrain.ranks.group import RankGroup
 from posttrain.records import Prompt
@@ -45,6 +54,8 @@ class Case:
     """Few enough for more micro-batches than ranks."""
     tolerance: float = 1e-12
     task: Callable[[], Tokens] = Tokens
+    is_sent: bool = True
+    """Whether ranks other than 0 begin without weights."""
 
 
 class UnevenTokens(Tokens):
@@ -96,7 +107,7 @@ CASES = {
     "recomputation in the plain pass": Case(policy=lambda: recomputing("plain")),
     "LoRA": Case(policy=float64_lora),
     "LoRA from the base": Case(policy=lambda: float64_lora(filled=False)),
-    "LoRA in 4 bits": Case(policy=lambda: adapted_policy(options=LORA, nf4=True), tolerance=1e-5),  # not in float64
+    "LoRA in 4 bits": Case(policy=lambda: adapted_policy(options=LORA, nf4=True), tolerance=1e-5, is_sent=False),  # float32
     "LoRA and a trunk of the critic": Case({"name": "ppo", "critic": {**CRITIC, "trunk": "own"}}, float64_lora),
     "float32": Case(policy=lambda: tiny_policy(dtype=torch.float32), tolerance=1e-5),
     "bfloat16 products": Case(policy=lambda: tiny_policy("llama", torch.float32, compute="bfloat16"), tolerance=0.1),
@@ -183,7 +194,10 @@ def steps_of(rank: int) -> Mapping[Any, Any]:
         collected, whole_learner = stages.collected(), stages.learner
         for size, mesh in meshes.items():
             if mesh is not None:
-                policy = replace(case.policy(), ranks=MeshRanks(mesh))
+                policy = case.policy()
+                if rank and case.is_sent:
+                    policy = over(policy, without_weights(policy.model, set()))
+                policy = replace(policy, ranks=MeshRanks(mesh))
                 learner = Learner(policy, whole_learner.algorithm, whole_learner.settings)
                 found[name, size] = taken(learner, collected)
         if rank == 0:
@@ -237,9 +251,21 @@ def test_layers_in_4_bits_stay_whole_and_their_adapters_are_split(steps: Mapping
     assert two["parameters"] < one["parameters"]
 
 
+class NoMesh:
+    """Is not looked at before a refusal."""
+
+    device_type = "cpu"
+
+    def get_local_rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 2
+
+
 def refused_to_shard(policy: Policy) -> str:
     with pytest.raises(UserError) as refusal:
-        sharded(policy, None)  # type: ignore[arg-type]  # refused before the mesh is looked at
+        sharded(replace(policy, ranks=MeshRanks(NoMesh())))
     return str(refusal.value)
 
 

@@ -109,11 +109,6 @@ class Policy:
         if isinstance(forward, SharedPromptForward | PlainForward) and is_whole:
             model_outputs.require_output_layer(model)
 
-    def shared_by(self, ranks: RankGroup) -> "Policy":
-        """The policy of several ranks, whose weights have to be equal.  All of them call it."""
-        ranks.agree("the weights", lambda: weights_digest(self.model))
-        return replace(self, ranks=ranks)
-
     def copy(self) -> "Policy":
         """The policy with its own weights, through the same forward pass."""
         model, forward = copy.deepcopy((self.model, self.forward))

@@ -1,6 +1,8 @@
 """A policy whose parameters, gradients and moments are split over ranks by torch FSDP2; only this file knows it.
 
-    local = sharded(policy, mesh)              # on every rank of the mesh, before the optimiser is made
+    policy = loaded_by_first(ranks, load)[0]   # weights on the first rank, none on the others
+    local = sharded(policy)                    # each layer is sent, and split, before the next; then comes the optimiser
+    other = parted_copy(local)                 # the same weights once more, in parts
     local.forward.completion_logprobs(…)       # gathers each layer when it begins and frees it when it ends
     loss.backward()                            # leaves this rank's part of the gradient, *summed* over all ranks
     with whole_weights(local) as policy: …     # ordinary weights on every rank, to sample or to measure
@@ -13,17 +15,19 @@ nothing to call after the last micro-batch, and no rank ever keeps a whole gradi
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils import swap_tensors
 from transformers import PreTrainedModel
 
 from posttrain.errors import UserError
@@ -39,9 +43,11 @@ from posttrain.models.forward import (
     token_parts,
 )
 from posttrain.models.model_outputs import recomputable_layers
-from posttrain.models.policy import SHARDED, Policy
+from posttrain.models.policy import SHARDED, Policy, weights_digest
 from posttrain.models.shared_prompt.decoder import Decoder
+from posttrain.ranks.group import ONE_RANK, RankGroup
 
+Beside = TypeVar("Beside")
 Head = TypeVar("Head", bound=nn.Module)
 Model = TypeVar("Model", bound=nn.Module)
 SKELETON = "_skeleton"
@@ -50,19 +56,86 @@ INSIDE = "run_inside"
 """A method of sharded modules: `run_inside(function, *args)` calls it while the module's weights are whole."""
 
 
-def sharded(policy: Policy, mesh: DeviceMesh) -> Policy:
-    """The policy with each parameter split over the ranks of a one-dimensional mesh; its model is changed in place.
+def loaded_by_first(
+    ranks: RankGroup, load: Callable[[], tuple[Policy, Beside]], *, may_send: bool = True
+) -> tuple[Policy, Beside]:
+    """What `load` returns, called on the first rank; the others get the policy without weights, until it is `sharded`.
 
-    Make copies of the policy (a reference, a critic's trunk) before, and its optimiser after.  A model is sharded
-    once: for another policy of the same model its pass is found again.  Layers in 4 bits stay whole on every rank.
+    All ranks call it.  Each of them loads a model that cannot be sent without weights (layers in 4 bits, and classes
+    that are not transformers'), or that may not be.  Raises RunError if these differ.
+    """
+    if ranks.size == 1:
+        return load()
+    loaded = None if ranks.rank else load()
+    sent = None
+    if loaded is not None and may_send and can_be_sent(loaded[0].model):
+        bare = without_weights(loaded[0].model, set())
+        sent = loaded[0].device.type, replace(over(loaded[0], bare), ranks=ONE_RANK), loaded[1]
+    sent = ranks.broadcast(sent)
+    if sent is not None:
+        device, bare_policy, beside = sent
+        ranks.mesh(torch.device(device))  # on which the others will have their parts
+        policy, beside = loaded or (bare_policy, beside)
+    else:
+        policy, beside = loaded or load()
+        ranks.agree("the weights", lambda: weights_digest(policy.model))
+    return replace(policy, ranks=ranks), beside
+
+
+def can_be_sent(model: PreTrainedModel) -> bool:
+    return type(model).__module__.startswith("transformers.") and not any(is_4_bit(each) for each in model.modules())
+
+
+def sharded(policy: Policy) -> Policy:
+    """The policy with each parameter split over its ranks, all of which get the numbers of the first one.
+
+    Collective.  The model is changed in place, once: for another policy of it its pass is found again.  Make its
+    optimiser after.  Layers in 4 bits stay whole on every rank.  With one rank it is the policy itself.
 
     Raises UserError for a forward pass of your own, and for trained weights of several types.
     """
-    forward = sharded_forward(policy)
+    mesh, forward = policy.ranks.mesh(policy.device), sharded_forward(policy)
+    if mesh is None:
+        return policy
     if forward is None:
-        forward = ShardedForward(policy, mesh)
-        vars(policy.model)[SHARDED] = forward
+        forward = ShardedForward(policy, mesh, partial(from_first, mesh))
+    elif not isinstance(policy.forward, ShardedForward):
+        forward.pass_as(policy)
     return replace(policy, forward=forward)
+
+
+def parted_copy(policy: Policy, types: Mapping[int, torch.dtype] | None = None, *, trained: bool = True) -> Policy:
+    """A sharded policy whose weights are copies of this sharded one's, made layer by layer; collective.
+
+    `types` are other types of some parameters, by their id; `trained` keeps what is trained.
+    """
+    forward, others = sharded_forward(policy), types or {}
+    assert forward is not None, "copies of whole policies are whole"
+    empty, sources = dict[int, nn.Parameter](), dict[nn.Parameter, nn.Parameter]()
+    for bare, source in zip(forward.skeleton.parameters(), policy.model.parameters(), strict=True):
+        if bare.is_meta:
+            made = torch.empty_like(bare, dtype=others.get(id(source), bare.dtype))
+            empty[id(bare)] = nn.Parameter(made, source.requires_grad and trained)
+            sources[empty[id(bare)]] = source
+        else:
+            empty[id(bare)] = bare
+    model = copy.deepcopy(forward.skeleton, cast(dict[int, Any], empty))
+    copied = over(replace(policy, forward=forward.whole.forward), model)
+    made_parts = ShardedForward(copied, forward.mesh, lambda each: whole(sources[each].detach()).to(each.dtype))
+    return replace(copied, forward=made_parts)
+
+
+def over(policy: Policy, model: PreTrainedModel) -> Policy:
+    """The policy over another object of its model, through the same pass."""
+    assert isinstance(policy.forward, SharedPromptForward | PlainForward), "others are never sharded"
+    return replace(policy, model=model, forward=type(policy.forward)(model, policy.compute_dtype))
+
+
+def from_first(mesh: DeviceMesh, parameter: nn.Parameter) -> Tensor:
+    """The numbers of the mesh's first rank, on all of them."""
+    tensor = torch.empty_like(parameter, device=mesh.device_type) if parameter.is_meta else parameter.detach()
+    dist.broadcast(tensor, group=mesh.get_group(), group_src=0)
+    return tensor
 
 
 def sharded_forward(policy: Policy) -> "ShardedForward | None":
@@ -71,11 +144,12 @@ def sharded_forward(policy: Policy) -> "ShardedForward | None":
     return found
 
 
-def shard_head(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Split a small module that is called as one, such as a value head, in place."""
-    if SKELETON not in vars(module):
+def shard_head(module: nn.Module, policy: Policy) -> None:
+    """Split a small module over the ranks of a policy, in place, if there are several: one that is called as a head."""
+    mesh = policy.ranks.mesh(policy.device)
+    if mesh is not None and SKELETON not in vars(module):
         vars(module)[SKELETON] = (without_weights(module, set()),)  # in a tuple, as no part of the module
-        _split(module, mesh, reshard=True)
+        _split(module, mesh, partial(from_first, mesh), reshard=True)
 
 
 @contextmanager
@@ -93,14 +167,14 @@ def whole_weights(policy: Policy) -> Iterator[Policy]:
             yield forward.whole
 
 
-def whole_copy(policy: Policy, *, everywhere: bool = False) -> Policy | None:
-    """The policy with ordinary weights in CPU memory, on the mesh's first rank; None on others unless `everywhere`.
+def whole_copy(policy: Policy) -> Policy | None:
+    """The policy with ordinary weights in CPU memory, on the mesh's first rank; None on others.
 
     Collective.  Goes tensor by tensor, so that the other ranks need room for one.  A policy that is not sharded is
     returned itself.
     """
     forward = sharded_forward(policy)
-    return policy if forward is None else forward.copied(everywhere=everywhere)
+    return policy if forward is None else forward.copied()
 
 
 def led_copy(policy: Policy) -> Policy:
@@ -148,28 +222,34 @@ class ShardedForward:
     Embeddings, last norm and output layer are gathered from the beginning of a pass to the end of its backward pass.
     """
 
-    def __init__(self, policy: Policy, mesh: DeviceMesh) -> None:
-        if isinstance(policy.forward, SharedPromptForward):
-            inner: ModelForward = ShardedSharedPrompt(policy.model, policy.compute_dtype)
-        elif isinstance(policy.forward, PlainForward):
-            inner = PlainForward(policy.model, policy.compute_dtype)
-        else:
-            fault = f"policy: its forward pass is a {type(policy.forward).__name__}, which cannot be sharded"
-            raise UserError(f"{fault}.  Use one rank, or make the policy by posttrain.as_policy.")
+    def __init__(self, policy: Policy, mesh: DeviceMesh, numbers: Callable[[nn.Parameter], Tensor]) -> None:
+        """`numbers` gives those of each parameter on all ranks, one parameter after the other."""
+        self.pass_as(policy)
         policy.require_as_made()
         require_shardable(policy.model)
-        self.whole, self.mesh, self.inner, self.padded = policy, mesh, inner, policy.forward.padded
-        self.is_whole = False
+        self.mesh, self.is_whole = mesh, False
         kept = {each for module in policy.model.modules() if is_4_bit(module) for each in module.parameters()}
         self.skeleton = without_weights(policy.model, kept)
         self.layers = recomputable_layers(policy.model)
         for module in (*reversed(self.layers), policy.model):  # from the inside out
-            _split(module, mesh, reshard=module is not policy.model, ignored=kept)
+            _split(module, mesh, numbers, reshard=module is not policy.model, ignored=kept)
+        vars(policy.model)[SHARDED] = self
         assert all(isinstance(each, DTensor) for each in policy.model.parameters() if each.requires_grad)
         run_inside(policy.model, lambda: None)  # so that FSDP knows its root before any layer runs
         for part in self._modules:  # so that it knows what is trained, even if a first pass runs without adapters
             part.unshard()
             part.reshard()
+
+    def pass_as(self, policy: Policy) -> None:
+        """Take the way of this policy's pass."""
+        if isinstance(policy.forward, SharedPromptForward):
+            self.inner: ModelForward = ShardedSharedPrompt(policy.model, policy.compute_dtype)
+        elif isinstance(policy.forward, PlainForward):
+            self.inner = PlainForward(policy.model, policy.compute_dtype)
+        else:
+            fault = f"policy: its forward pass is a {type(policy.forward).__name__}, which cannot be sharded"
+            raise UserError(f"{fault}.  Use one rank, or make the policy by posttrain.as_policy.")
+        self.whole, self.padded = policy, policy.forward.padded
 
     def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
         assert not self.is_whole, "inside whole_weights, use the policy that it yields"
@@ -203,8 +283,8 @@ class ShardedForward:
             self.is_whole = False
 
     @torch.no_grad()
-    def copied(self, *, everywhere: bool) -> Policy | None:
-        keeps = everywhere or self.mesh.get_local_rank() == 0
+    def copied(self) -> Policy | None:
+        keeps = self.mesh.get_local_rank() == 0
         filled: dict[int, nn.Parameter] = {}
         pairs = zip(self.skeleton.parameters(), self.whole.model.parameters(), strict=True)
         for empty, parameter in pairs:
@@ -216,9 +296,7 @@ class ShardedForward:
                 filled[id(empty)] = parameter
         if not keeps:
             return None
-        model = copy.deepcopy(self.skeleton, filled)
-        kind = PlainForward if self.padded else SharedPromptForward
-        return replace(self.whole, model=model, forward=kind(model, self.whole.compute_dtype))
+        return over(self.whole, copy.deepcopy(self.skeleton, cast(dict[int, Any], filled)))
 
     @property
     def _modules(self) -> list[FSDPModule]:
@@ -273,8 +351,18 @@ def without_weights(model: Model, kept: set[nn.Parameter]) -> Model:
 
 
 def _split(
-    module: nn.Module, mesh: DeviceMesh, *, reshard: bool, ignored: Collection[nn.Parameter] = frozenset()
+    module: nn.Module,
+    mesh: DeviceMesh,
+    numbers: Callable[[nn.Parameter], Tensor],
+    *,
+    reshard: bool,
+    ignored: Set[nn.Parameter] = frozenset(),
 ) -> None:
+    for parameter in module.parameters():
+        if parameter not in ignored and not isinstance(parameter, DTensor):  # or it is a part already
+            found = numbers(parameter)
+            if parameter.is_meta:
+                swap_tensors(parameter, nn.Parameter(found, parameter.requires_grad))
     fully_shard(module, mesh=mesh, reshard_after_forward=reshard, ignored_params=set(ignored))
     split = cast(FSDPModule, module)
     split.set_gradient_divide_factor(1.0)  # a sum, not a mean,

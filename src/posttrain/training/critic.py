@@ -17,7 +17,6 @@ from jaxtyping import Float
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.batch import Batch, completions_of
 from posttrain.errors import UserError
@@ -30,7 +29,7 @@ from posttrain.models.loading.model_folder import load_beside
 from posttrain.models.loading.saving import require_loadable, save_policy, whole_folder
 from posttrain.models.model_outputs import trunk as without_output_layer
 from posttrain.models.policy import Policy
-from posttrain.models.sharding import shard_head, sharded, whole_copy, whole_head
+from posttrain.models.sharding import parted_copy, shard_head, sharded, sharded_forward, whole_copy, whole_head
 from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.options.algorithm import CriticOptions
 from posttrain.options.model import ModelOptions
@@ -81,13 +80,7 @@ class Critic:
                     " with."
                 )
             self.head.load_state_dict(saved)
-
-    def shard(self, mesh: DeviceMesh) -> None:
-        """Split its weights over ranks, before its optimiser is made."""
-        self.policy = sharded(self.policy, mesh)
-        if self.own_trunk is not None:
-            self.own_trunk = sharded(self.own_trunk, mesh)
-        shard_head(self.head, mesh)
+        shard_head(self.head, policy)
 
     def whole(self) -> tuple[ValueHead, Policy | None]:
         """The head and the separate trunk with whole weights, on rank 0; it has the others call this too."""
@@ -170,6 +163,8 @@ def own_trunk(policy: Policy, options: CriticOptions) -> ScoredBody | None:
             f"algorithm.critic.trunk = {options.trunk}: would copy a policy whose weights are stored quantised.  Set it"
             " to shared.  Give the folder of the unquantised model as model.path to copy it."
         )
+    if sharded_forward(policy) is not None:
+        return ScoredBody(parted_copy(policy), None)
     trained = {id(each) for each in without_output_layer(policy.model).parameters() if each.requires_grad}
     kept = {id(each): each for each in policy.model.parameters() if id(each) not in trained}
     model, forward = copy.deepcopy((policy.model, policy.forward), kept)
@@ -211,7 +206,13 @@ def saved_options(path: str) -> CriticOptions:
 def loaded_trunk(path: str, policy: Policy) -> ScoredBody:
     """The model of a folder, with its score if it is a reward model's."""
     if is_classifier_folder(ModelOptions(path=path).folder):
-        return scored_body(policy, path, option="algorithm.critic.path")
+
+        def load() -> tuple[Policy, Tensor | None]:
+            found = scored_body(policy, path, option="algorithm.critic.path")
+            return found.body, found.score
+
+        body, score = loaded_by_first(policy.ranks, load)
+        return ScoredBody(sharded(body), score)
     model = load_beside(policy, path, option="algorithm.critic.path", inference=False)
     require_same_tokens(policy, model, f"algorithm.critic.path = {path}")
     return ScoredBody(model, None)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.config import DpoConfig, RewardModelConfig, SftConfig
 from posttrain.errors import RunError
@@ -19,7 +18,6 @@ from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
-from posttrain.models.sharding import sharded
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.options.training import SftOptions
@@ -71,10 +69,6 @@ class FitObjective(Generic[Item]):
 
     def optimizer(self) -> torch.optim.Optimizer:
         return new_optimizer(self.policy.model.parameters(), self.options)
-
-    def shard(self, mesh: DeviceMesh) -> None:
-        """Split all weights over ranks, before the optimiser is made."""
-        self.policy = sharded(self.policy, mesh)
 
     def head(self) -> Mapping[str, nn.Module]:
         """Trained modules apart from the policy, by their file in checkpoints."""
@@ -175,9 +169,8 @@ class FitSession(Generic[Item]):
     ) -> None:
         require_whole_adapter(objective.policy.model)
         self.config, self.model_name, self.source, self.objective = config, model_name, source, objective
-        if (mesh := objective.policy.ranks.mesh(objective.policy.device)) is not None:
+        if objective.policy.ranks.size > 1:
             require_no_own(own_optimizer)
-            objective.shard(mesh)
         optimizer = own_optimizer or objective.optimizer()
         self.trained: Trained[FitState] = Trained(
             objective.policy, optimizer, objective.run, parts=[objective], head=objective.head()

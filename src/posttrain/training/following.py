@@ -80,8 +80,8 @@ class RlFollower(Follower):
         own = caller.policy
         self.config = resolved_config(config, adapter=None if own is None else trains_adapter(own.model))
         Follower.__init__(self, claim_threads(self.config.run.threads))
-        policy, _ = policy_of_run(self.config.model, own, seed=self.config.run.seed)
-        self.caller, self.policy = caller, policy.shared_by(ranks)
+        self.policy, _ = policy_of_run(self.config.model, own, seed=self.config.run.seed, ranks=ranks)
+        self.caller = caller
 
     def open(self, longest: int) -> None:
         policy = self.policy

@@ -8,7 +8,6 @@ from random import Random
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.token_locality import LocalityCheck
@@ -18,7 +17,7 @@ from posttrain.models.adapters.in_force import adapter_dropout, drops
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_layers import require_whole_adapter
 from posttrain.models.loading.saving import ExportedWeights
-from posttrain.models.policy import Policy, weights_digest
+from posttrain.models.policy import Policy
 from posttrain.models.sharding import sharded
 from posttrain.needs import Need
 from posttrain.options.training import UpdateOptions, require_adapter_decay
@@ -40,7 +39,6 @@ from posttrain.training.reference import (
     named_reference,
     reference_of,
     refreshed,
-    require_equal_weights,
     teacher_of,
 )
 from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update
@@ -85,6 +83,9 @@ class Learner:
         All weights are sharded over the policy's ranks if there are several; `policy` is then the one that runs.
         Raises UserError if an own optimiser meets a critic or several ranks, or if a parameter is in no group.
         """
+        if policy.ranks.size > 1:
+            optimizer.require_no_own(own_optimizer or parameter_groups)
+        policy = sharded(policy)  # and so are copies of it
         self.policy, self.algorithm, self.settings = policy, algorithm, settings
         self.passes = settings.update.passes(algorithm.passes)
         self.critic = None if algorithm.critic is None else Critic(policy, algorithm.critic, seed=settings.seed)
@@ -100,9 +101,6 @@ class Learner:
         self.teacher: Teacher | None = None
         if algorithm.uses_teacher and algorithm.teacher is not None:
             self.teacher = teacher_of(policy, algorithm.teacher, settings.template_options)
-        if (mesh := policy.ranks.mesh(policy.device)) is not None:
-            optimizer.require_no_own(own_optimizer or parameter_groups)
-            self._shard(mesh)
         self.optimizer = self._made_optimizer(parameter_groups)
         optimizer.require_all_trained(self.optimizer, policy.model)
         require_whole_adapter(policy.model)
@@ -113,23 +111,6 @@ class Learner:
         self.check_terms = LocalityCheck()
         self.left_out = 0
         """Updates of the last step that were skipped because the KL limit was exceeded."""
-
-    def _shard(self, mesh: DeviceMesh) -> None:
-        """Split every model over the mesh's ranks; copies have been made, and the optimiser has not."""
-        self._require_equal_weights()
-        for holder in (self.critic, self.reference, self.teacher):
-            if holder is not None:
-                holder.shard(mesh)
-        self.policy = sharded(self.policy, mesh)
-
-    def _require_equal_weights(self) -> None:
-        """Raise RunError if ranks have read other files for a model; those of the policy were compared before."""
-        for what, reference in (("reference", self.reference), ("teacher", self.teacher)):
-            if reference is not None:
-                require_equal_weights(f"the {what}'s weights", reference, self.policy.ranks)
-        if self.critic is not None:
-            modules = [module for _, module in self.critic.modules]
-            self.policy.ranks.agree("the critic's weights", lambda: " ".join(map(weights_digest, modules)))
 
     def _made_optimizer(self, parameter_groups: Sequence[optimizer.ParameterGroup]) -> torch.optim.Optimizer:
         if self.own_optimizer is not None:

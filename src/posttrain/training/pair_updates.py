@@ -6,13 +6,12 @@ the forward pass shares prompts, and an answer in several pairs is scored once.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.algorithms import preference_losses
 from posttrain.algorithms.preference_losses import OfPairs, PairObjective
@@ -27,7 +26,7 @@ from posttrain.options.pairs import DpoOptions, RewardTrainingOptions
 from posttrain.ranks.group import Dealt
 from posttrain.records import Preference
 from posttrain.runs.tensor_state import Tensors
-from posttrain.training.reference import Reference, reference_of, refreshed, require_equal_weights
+from posttrain.training.reference import Reference, UncopiedPolicy, reference_of, refreshed
 
 AnswerLengths = Callable[[Preference], tuple[int, int]]
 """Tokens of the chosen and of the rejected answer that go through the model."""
@@ -302,6 +301,8 @@ class PairReference:
 
     def __init__(self, policy: Policy, options: DpoOptions, given: Reference | None = None) -> None:
         self.policy, self.options = policy, options
+        if isinstance(given, UncopiedPolicy):
+            given = UncopiedPolicy(sharded(replace(given.policy, ranks=policy.ranks)))
         self.reference = given or (reference_of(policy) if options.keeps_reference else None)
         self.kept: dict[Which, OfPairs] = {}
 
@@ -312,13 +313,6 @@ class PairReference:
     def refresh(self) -> None:
         if self.reference is not None:
             self.reference = refreshed(self.reference, self.policy)
-
-    def shard(self, mesh: DeviceMesh) -> None:
-        if self.reference is not None:
-            require_equal_weights("the reference's weights", self.reference, self.policy.ranks)
-        self.policy = sharded(self.policy, mesh)
-        if self.reference is not None:
-            self.reference.shard(mesh)
 
     def logprobs(self, which: Which, numbers: Sequence[int], pairs: Sequence[Preference]) -> OfPairs:
         if which not in self.kept:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.errors import UserError
 from posttrain.models.adapters import in_force
@@ -20,11 +19,10 @@ from posttrain.models.adapters.lora import UP
 from posttrain.models.adapters.peft_layers import peft_layers
 from posttrain.models.loading.construction import linear_matrices
 from posttrain.models.loading.model_folder import load_beside
-from posttrain.models.policy import Policy, weights_digest
+from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.models.sharding import sharded, sharded_forward, whole, whole_copy
+from posttrain.models.sharding import parted_copy, sharded_forward, whole
 from posttrain.options.algorithm import PLACES, TeacherOptions
-from posttrain.ranks.group import RankGroup
 from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
 
@@ -36,9 +34,6 @@ class Reference(Protocol):
     """A policy to compare with."""
 
     def entered(self) -> AbstractContextManager[Policy]: ...
-
-    def shard(self, mesh: DeviceMesh) -> None:
-        """Split its weights over ranks, before an optimiser of the policy is made."""
 
     def tensors(self) -> Tensors: ...
 
@@ -53,11 +48,15 @@ class FrozenCopy:
     """
 
     def __init__(self, policy: Policy) -> None:
-        copies = {id(each): each for each in policy.model.parameters() if not each.requires_grad}
+        self.trained = tuple(module_tensors(policy.model))
+        rounded: list[Tensor] = []
         if not policy.forward.padded:
             rounded = [each for each in linear_matrices(policy.model) if each.requires_grad]
-            copies |= {id(each): nn.Parameter(each.detach().to(policy.compute_dtype, copy=True)) for each in rounded}
-        self.trained = tuple(module_tensors(policy.model))
+        if sharded_forward(policy) is not None:
+            self.policy = parted_copy(policy, {id(each): policy.compute_dtype for each in rounded}, trained=False)
+            return
+        copies = {id(each): each for each in policy.model.parameters() if not each.requires_grad}
+        copies |= {id(each): nn.Parameter(each.detach().to(policy.compute_dtype, copy=True)) for each in rounded}
         model, forward = copy.deepcopy((policy.model, policy.forward), copies)
         self.policy = replace(policy, model=model, forward=forward)
         model.requires_grad_(False)
@@ -65,9 +64,6 @@ class FrozenCopy:
     @contextmanager
     def entered(self) -> Iterator[Policy]:
         yield self.policy
-
-    def shard(self, mesh: DeviceMesh) -> None:
-        self.policy = sharded(self.policy, mesh)
 
     def tensors(self) -> Tensors:
         return module_tensors(self.policy.model, self.trained)
@@ -88,20 +84,17 @@ class EarlierAdapter:
         is_base = all(not bool(each.any()) for name, each in matrices.items() if f".{UP}" in name)
         self.kept: Mapping[str, Tensor] | None = None if is_base else {n: each.clone() for n, each in matrices.items()}
         """The earlier matrices; None if the adapter is off."""
+        if not is_base and sharded_forward(policy) is not None and peft_layers(policy.model):
+            raise UserError(
+                "reference: earlier matrices of an adapter in peft's layers cannot stand in for sharded ones.  Give the"
+                " adapter's folder as model.path, or use one rank."
+            )
 
     @contextmanager
     def entered(self) -> Iterator[Policy]:
         model = self.policy.model
         with in_force.adapter_off(model) if self.kept is None else in_force.adapter_as(model, self.kept):
             yield self.policy
-
-    def shard(self, mesh: DeviceMesh) -> None:
-        if self.kept is not None and peft_layers(self.policy.model):
-            raise UserError(
-                "reference: earlier matrices of an adapter in peft's layers cannot stand in for sharded ones.  Give the"
-                " adapter's folder as model.path, or use one rank."
-            )
-        self.policy = sharded(self.policy, mesh)
 
     def tensors(self) -> Tensors:
         return self.kept or {}
@@ -125,9 +118,6 @@ class UncopiedPolicy:
         with in_force.without_dropout(self.policy.model):
             yield self.policy
 
-    def shard(self, mesh: DeviceMesh) -> None:
-        self.policy = sharded(self.policy, mesh)
-
     def tensors(self) -> Tensors:
         return {}
 
@@ -135,23 +125,9 @@ class UncopiedPolicy:
         """There is nothing to restore."""
 
 
-def require_equal_weights(what: str, reference: "Reference | Teacher", ranks: RankGroup) -> None:
-    """Raise RunError if ranks have other weights for it; call it before they are sharded."""
-    with reference.entered() as policy:
-        if sharded_forward(policy) is None:
-            ranks.agree(what, lambda: weights_digest(policy.model))
-
-
 def reference_of(policy: Policy) -> Reference:
     """The policy as it is now, which later updates do not change; collective if it is sharded."""
-    if in_force.trains_adapter_alone(policy.model):
-        return EarlierAdapter(policy)
-    copied, mesh = whole_copy(policy, everywhere=True), policy.ranks.mesh(policy.device)
-    assert copied is not None, "everywhere"
-    made = FrozenCopy(copied)
-    if copied is not policy and mesh is not None:
-        made.shard(mesh)
-    return made
+    return EarlierAdapter(policy) if in_force.trains_adapter_alone(policy.model) else FrozenCopy(policy)
 
 
 def refreshed(reference: Reference, policy: Policy) -> Reference:
@@ -268,9 +244,6 @@ class Teacher:
 
     def entered(self) -> AbstractContextManager[Policy]:
         return self.reference.entered()
-
-    def shard(self, mesh: DeviceMesh) -> None:
-        self.reference.shard(mesh)
 
     def prompts(self, groups: Sequence[Group], grades: Grades) -> TeacherPrompts | None:
         return None if self._prompts is None else self._prompts.of(groups, grades)

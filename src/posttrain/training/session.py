@@ -32,6 +32,7 @@ from posttrain.generation.parity import engine_in_parity
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.loading.new_model import policy_of_run
 from posttrain.models.policy import Policy
+from posttrain.models.sharding import sharded, whole_weights
 from posttrain.options.reward import RewardOptions, RewardSettings
 from posttrain.options.rollout import HttpOptions
 from posttrain.ranks.group import ONE_RANK, RankGroup
@@ -257,8 +258,8 @@ def open_session(
     behaviours = BehaviourReader(chosen_rows(config.behaviours))
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
-        loaded, name = policy_of_run(config.model, caller.policy, seed=config.run.seed, inference=inference)
-        policy = loaded.shared_by(ranks)
+        seed = config.run.seed
+        policy, name = policy_of_run(config.model, caller.policy, seed=seed, inference=inference, ranks=ranks)
         replies = opened.enter_context(ExitStack())
         answers = replies_of(config, caller, policy, replies)
         task = task_of(
@@ -382,7 +383,8 @@ def engine_of(
         sampling = config.rollout if isinstance(config, Config) else config.sampling
         return HttpEngine(policy, config.engine, longest=longest, sampling=sampling.sampling), policy
     max_rows = config.rollout.max_rows if isinstance(config, Config) else config.collect.max_rows
-    tried = engine_in_parity(policy, max_rows=max_rows, longest=longest)
+    with whole_weights(sharded(policy)) as whole:
+        tried = engine_in_parity(whole, max_rows=max_rows, longest=longest)
     if policy.ranks.size == 1:
         return cast(Engine, tried), tried.policy
     if isinstance(config, Config) and config.rollout.max_staleness:

@@ -20,6 +20,7 @@ from posttrain.models.loading import adapter_folder, construction, folder_kinds
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.model_outputs import enable_recomputation
 from posttrain.models.policy import Policy, as_policy, chosen_dtype, single_token, united_stop_ids
+from posttrain.models.sharding import loaded_by_first, sharded
 from posttrain.options.model import ModelOptions, is_adapter_folder
 
 STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
@@ -54,14 +55,16 @@ def load_policy_to_train(
 
 
 def load_beside(policy: Policy, path: str, *, option: str, inference: bool = True) -> Policy:
-    """A second model, named by an option such as `reference.path`, on the policy's device."""
+    """A second model, named by an option such as `reference.path`, on the policy's device, split over its ranks."""
     options = ModelOptions(path=path, device="cuda" if policy.device.type == "cuda" else "cpu")
-    try:
+
+    def load() -> tuple[Policy, None]:
         if inference:
-            loaded = load_policy(options, inference=True)
-        else:
-            loaded = load_policy_to_train(options, saves_whole=True, may_adapt=False)
-        return replace(loaded, ranks=policy.ranks)
+            return load_policy(options, inference=True), None
+        return load_policy_to_train(options, saves_whole=True, may_adapt=False), None
+
+    try:
+        return sharded(loaded_by_first(policy.ranks, load)[0])
     except UserError as error:  # which names `model.path`
         raise UserError(str(error).replace("model.path = ", f"{option} = ")) from error
 

@@ -21,7 +21,9 @@ from posttrain.models.loading.construction import ONE_AT_A_TIME
 from posttrain.models.loading.devices import require_device_of
 from posttrain.models.loading.model_folder import load_policy, load_policy_to_train
 from posttrain.models.policy import Policy, as_policy
+from posttrain.models.sharding import loaded_by_first
 from posttrain.options.model import ModelOptions, NewModelOptions
+from posttrain.ranks.group import ONE_RANK, RankGroup
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 END, PAD = "<|end|>", "<|pad|>"
@@ -169,18 +171,26 @@ def policy_of_run(
     seed: int,
     inference: bool = False,
     saves_whole: bool = False,
+    ranks: RankGroup = ONE_RANK,
 ) -> tuple[Policy, str]:
-    """The caller's policy, or the recipe's model, loaded or new; and its name."""
-    if given is not None:
-        policy, name = given, given.model.name_or_path or "a model object"
-    elif isinstance(model, NewModelOptions):
-        tokenizer = new_tokenizer(model.template)
-        policy, name = as_policy(new_model(model, tokenizer, seed=seed), tokenizer), "new"
-    elif inference:
-        policy, name = load_policy(model, seed=seed, inference=True), model.path
-    else:
-        policy, name = load_policy_to_train(model, seed=seed, saves_whole=saves_whole), model.path
-    policy.require_as_made()
-    if isinstance(model, ModelOptions):
-        require_device_of(policy.device, model.device)
-    return policy, name
+    """The caller's policy, or the recipe's model, loaded or new; and its name.
+
+    Of several ranks the first one loads it.  A caller's policy must have equal weights on all of them.
+    """
+
+    def made() -> tuple[Policy, str]:
+        if given is not None:
+            policy, name = given, given.model.name_or_path or "a model object"
+        elif isinstance(model, NewModelOptions):
+            tokenizer = new_tokenizer(model.template)
+            policy, name = as_policy(new_model(model, tokenizer, seed=seed), tokenizer), "new"
+        elif inference:
+            policy, name = load_policy(model, seed=seed, inference=True), model.path
+        else:
+            policy, name = load_policy_to_train(model, seed=seed, saves_whole=saves_whole), model.path
+        policy.require_as_made()
+        if isinstance(model, ModelOptions):
+            require_device_of(policy.device, model.device)
+        return policy, name
+
+    return loaded_by_first(ranks, made, may_send=given is None)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar, cast
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.algorithms.preference_losses import PREFERENCE_LOSSES, PairObjective
 from posttrain.config import DpoConfig
@@ -97,10 +96,6 @@ class DpoObjective(FitObjective[Preference]):
         self.held_out, self.run = pairs.held_out, DpoState()
         self.reference = pair_updates.PairReference(policy, self.options, reference)
         self.loss = pair_objective(self.options)
-
-    def shard(self, mesh: DeviceMesh) -> None:
-        self.reference.shard(mesh)
-        super().shard(mesh)
 
     def begin(self, harness: Harness) -> None:
         with harness.clock("reference"), self.policy.ranks.leading("keep_reference"):

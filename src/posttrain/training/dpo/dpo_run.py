@@ -17,6 +17,7 @@ from posttrain.config import DpoConfig
 from posttrain.errors import UserError
 from posttrain.models.loading.new_model import policy_of_run
 from posttrain.models.policy import Policy
+from posttrain.models.sharding import sharded
 from posttrain.ranks.group import ONE_RANK, RankGroup
 from posttrain.records import Grades, Group, Preference
 from posttrain.runs.folder import WEIGHTS
@@ -268,8 +269,8 @@ def open_dpo(
             rounds = RoundPairs(config, session, reference)
             yield FitSession(config, session.model_name, rounds, rounds, own_optimizer=caller.optimizer)
         return
-    policy, name = policy_of_run(config.model, caller.policy, seed=config.run.seed)
-    policy = policy.shared_by(ranks)
+    loaded, name = policy_of_run(config.model, caller.policy, seed=config.run.seed, ranks=ranks)
+    policy = sharded(loaded)
     pairs = pairs_of_rows(config, config.dpo, policy, GivenRows(rows=caller.rows, held_out=caller.held_out_rows))
     objective = DpoObjective(config, policy, pairs, model_name=name, reference=reference)
     fitted = FitSession(config, name, pairs, objective, own_optimizer=caller.optimizer)

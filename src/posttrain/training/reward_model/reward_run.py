@@ -9,7 +9,6 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.config import RewardModelConfig
 from posttrain.models.classifiers.heads import ScoreHead, TextScorer, new_scorer
@@ -19,7 +18,7 @@ from posttrain.models.loading.saving import require_loadable, whole_folder
 from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 from posttrain.models.policy import Policy
-from posttrain.models.sharding import led_copy, shard_head, whole_head
+from posttrain.models.sharding import led_copy, shard_head, sharded, whole_head
 from posttrain.options.pairs import RewardTrainingOptions
 from posttrain.ranks.group import ONE_RANK, RankGroup
 from posttrain.records import Preference
@@ -92,11 +91,6 @@ class RewardModelObjective(FitObjective[Preference]):
 
     def head(self) -> Mapping[str, nn.Module]:
         return {HEAD: self.scorer.head}
-
-    def shard(self, mesh: DeviceMesh) -> None:
-        super().shard(mesh)
-        shard_head(self.scorer.head, mesh)
-        self.scorer = replace(self.scorer, policy=self.policy)
 
     def whole_head(self) -> ScoreHead:
         return whole_head(self.scorer.head)
@@ -229,11 +223,12 @@ def open_reward_model(
 ) -> AbstractContextManager[FitSession[Preference]]:
     """Load the body, put a head over it, and read all pairs."""
     seed = config.run.seed
-    policy, name = policy_of_run(config.model, policy, seed=seed, saves_whole=True)
-    policy = policy.shared_by(ranks)
-    require_classifier(policy)
+    loaded, name = policy_of_run(config.model, policy, seed=seed, saves_whole=True, ranks=ranks)
+    require_classifier(loaded)
+    policy = sharded(loaded)
     pairs = pairs_of_rows(config, config.reward_model, policy, given)
     scorer = new_scorer(policy, seed=seed) if head is None else TextScorer(policy, head)
+    shard_head(scorer.head, policy)
     objective = RewardModelObjective(config, scorer, pairs)
     return nullcontext(FitSession(config, name, pairs, objective, own_optimizer=optimizer))
 

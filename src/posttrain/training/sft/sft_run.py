@@ -20,6 +20,7 @@ from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
+from posttrain.models.sharding import sharded
 from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions, run_model
@@ -251,8 +252,8 @@ def open_sft(
     ranks: RankGroup = ONE_RANK,
 ) -> AbstractContextManager[FitSession[Example]]:
     """Load or make the model, and read all rows."""
-    policy, name = policy_of_run(config.model, policy, seed=config.run.seed)
-    policy = policy.shared_by(ranks)
+    loaded, name = policy_of_run(config.model, policy, seed=config.run.seed, ranks=ranks)
+    policy = sharded(loaded)
     source = example_source(config, policy, given)
     objective = SftObjective(config, policy, source.held_out(config.sft))
     return nullcontext(FitSession(config, name, source, objective, own_optimizer=optimizer))
