@@ -204,7 +204,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def read_tensors(path: Path, names: Iterable[str]) -> Mapping[str, Tensors]:
-    """The whole tensors of a checkpoint, whatever number of ranks wrote them, by file or group."""
+    """The tensors of a checkpoint, whatever number of ranks wrote them, by file or group.
+
+    They are read when they are used: files of one rank are mapped into memory.
+    """
     stems = [name.removesuffix(".safetensors") for name in names if name.endswith(".safetensors")]
     if any(stem.startswith("shard-") for stem in stems):
         from posttrain.runs.shards import read_shards

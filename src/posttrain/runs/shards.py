@@ -19,37 +19,71 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from posttrain.runs.tensor_state import Tensors
+from posttrain.runs.tensor_state import PartedTensors, Tensors
 
 BETWEEN = "/"
 """Between the group of a tensor, such as `policy`, and its name there."""
+FILE_BYTES, MOST_FILES = 2**27, 64
+"""Whole tensors of this size are in one file of each rank, or more for a large model: a rank's file is copied to be
+written."""
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensors]) -> None:
     """Write this rank's parts; on the disk when it returns.  All ranks call it together."""
     named = {f"{group}{BETWEEN}{name}": tensor for group, some in tensors.items() for name, tensor in some.items()}
     with failing_as_one():
-        save(named, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        save(named, storage_writer=HuggingFaceStorageWriter(str(folder), numbered_files(named), save_distributed=True))
     for file in folder.glob(f"shard-{dist.get_rank() + 1:05}-*"):
         with file.open("rb+") as content:
             os.fsync(content.fileno())
     dist.barrier()  # rank 0 renames the folder next
 
 
-def read_shards(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """The whole tensors, by group and name, on the CPU."""
-    reader = HuggingFaceStorageReader(str(folder))
-    found: dict[str, Tensor] = {}
-    for name, described in reader.read_metadata().state_dict_metadata.items():
+def numbered_files(tensors: Tensors) -> dict[str, int]:
+    """The file of each tensor, the same on all ranks."""
+    whole, before = sum(tensor.nbytes for tensor in tensors.values()), 0
+    count, found = min(MOST_FILES, 1 + whole // FILE_BYTES), dict[str, int]()
+    for name, tensor in tensors.items():
+        found[name] = 1 + before * count // whole
+        before += tensor.nbytes
+    return found
+
+
+class ShardTensors(PartedTensors):
+    """Tensors of one group of a checkpoint."""
+
+    def __init__(self, folder: Path, stored: Mapping[str, tuple[str, TensorStorageMetadata]]) -> None:
+        """`stored` are the keys in the files and descriptions of the tensors, by name."""
+        self.folder, self.stored = folder, stored
+        self.described = {
+            name: torch.empty(found.size, dtype=found.properties.dtype, device="meta")
+            for name, (_, found) in stored.items()
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        whole = torch.empty_like(self.described[name], device="cpu")
+        self.read_into({name: whole})
+        return whole
+
+    def read_into(self, targets: Tensors) -> None:
+        wanted = {self.stored[name][0]: target for name, target in targets.items()}
+        reader = HuggingFaceStorageReader(str(self.folder))
+        # That no process group is used is meant: each rank reads its own parts.
+        with failing_as_one(), warnings.catch_warnings(action="ignore"):
+            load(wanted, storage_reader=reader, no_dist=True)
+
+    def renamed(self, names: Mapping[str, str]) -> "ShardTensors":
+        return ShardTensors(self.folder, {new: self.stored[name] for name, new in names.items()})
+
+
+def read_shards(folder: Path) -> dict[str, ShardTensors]:
+    """The tensors of a checkpoint by group; none is read before it is asked for."""
+    groups: dict[str, dict[str, tuple[str, TensorStorageMetadata]]] = {}
+    for key, described in HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata.items():
         assert isinstance(described, TensorStorageMetadata), "only tensors are written"
-        found[name] = torch.empty(described.size, dtype=described.properties.dtype)
-    with failing_as_one(), warnings.catch_warnings(action="ignore"):  # that no process group is used, which is meant
-        load(found, storage_reader=reader, no_dist=True)
-    groups: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in found.items():
-        group, _, own = name.partition(BETWEEN)
-        groups.setdefault(group, {})[own] = tensor
-    return groups
+        group, _, name = key.partition(BETWEEN)
+        groups.setdefault(group, {})[name] = key, described
+    return {group: ShardTensors(folder, stored) for group, stored in groups.items()}
 
 
 @contextmanager

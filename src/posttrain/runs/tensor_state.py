@@ -1,7 +1,8 @@
 """Modules and optimisers as named tensors, and back, bit for bit; other state is plain data."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -14,6 +15,42 @@ from posttrain.models.sharding import part_like, whole
 Tensors = Mapping[str, Tensor]
 FROZEN = "frozen"
 """The key of a checkpoint's state that identifies the weights it does not hold."""
+
+
+class PartedTensors(Mapping[str, Tensor]):
+    """Tensors of a checkpoint that are read when they are asked for, whole or only this rank's parts."""
+
+    described: Tensors
+    """The same without numbers, on the meta device."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.described)
+
+    def __len__(self) -> int:
+        return len(self.described)
+
+    @abstractmethod
+    def read_into(self, targets: Tensors) -> None:
+        """Read tensors into others of the same shapes, of which this rank may have parts."""
+
+    @abstractmethod
+    def renamed(self, names: Mapping[str, str]) -> "PartedTensors":
+        """Those with these names, each under the other."""
+
+
+def renamed(tensors: Tensors, names: Mapping[str, str]) -> Tensors:
+    if isinstance(tensors, PartedTensors):
+        return tensors.renamed(names)
+    return {new: tensors[name] for name, new in names.items()}
+
+
+def copy_into(targets: Tensors, tensors: Tensors) -> None:
+    """Copy whole tensors, or parts like the targets, into the targets of their names."""
+    if isinstance(tensors, PartedTensors):
+        tensors.read_into(targets)
+        return
+    for name, target in targets.items():
+        target.copy_(part_like(tensors[name], target))
 
 
 def module_tensors(module: Module, names: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -29,14 +66,13 @@ def module_tensors(module: Module, names: Collection[str] | None = None) -> dict
 
 
 def restore_module(module: Module, tensors: Tensors, names: Collection[str] | None = None) -> None:
-    """Copy saved tensors, whole ones or parts like the module's, into it.
+    """Copy saved tensors into it, whole ones or parts like the module's.
 
     Raises RunError for a wrong name or shape before anything is copied.
     """
     own = module_tensors(module, names)
     refuse_mismatch("the model", shapes(own), tensors)
-    parts = {name: part_like(tensor, own[name]) for name, tensor in tensors.items()}
-    module.load_state_dict(parts, strict=False)  # strict would require frozen and tied names
+    copy_into(own, tensors)
 
 
 def untied(module: Module) -> dict[str, Tensor]:
@@ -54,6 +90,11 @@ def trained_names(module: Module, named: Tensors) -> Collection[str]:
     if all(parameter.requires_grad for parameter in module.parameters()):
         return named.keys()
     return {name for name, tensor in named.items() if tensor.requires_grad}
+
+
+def described(tensors: Tensors) -> Tensors:
+    """Tensors of these shapes and types; nothing is read."""
+    return tensors.described if isinstance(tensors, PartedTensors) else tensors
 
 
 def shapes(tensors: Tensors) -> dict[str, torch.Size]:
@@ -110,18 +151,21 @@ def optimizer_tensors(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str
 def restore_optimizer(optimizer: Optimizer, tensors: Tensors, state: Mapping[str, object]) -> None:
     """Load a saved optimiser state; its tensors are copied."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    expected: dict[str, torch.Size] = {}
-    entries: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        index = name.split(".")[0]
-        if int(index) < len(parameters):
-            # Counters such as Adam's `step` are scalars; every other entry has the shape of its parameter.
-            expected[name] = tensor.shape if tensor.ndim == 0 else parameters[int(index)].shape
+    # Counters such as Adam's `step` are scalars; every other entry has the shape of its parameter.
+    expected = {
+        name: parameters[int(name.split(".")[0])].shape if each.ndim else each.shape
+        for name, each in described(tensors).items()
+        if int(name.split(".")[0]) < len(parameters)
+    }
     refuse_mismatch("the optimiser", expected, tensors)
-    for name, tensor in tensors.items():
+    made: dict[str, Tensor] = {}
+    entries: dict[int, dict[str, Tensor]] = {}
+    for name, each in described(tensors).items():
         index, entry = name.split(".")
-        part = part_like(tensor, parameters[int(index)]) if tensor.ndim else tensor
-        entries.setdefault(int(index), {})[entry] = part.clone()
+        shaped = parameters[int(index)].detach() if each.ndim else torch.empty(())
+        made[name] = torch.empty_like(shaped, dtype=each.dtype)
+        entries.setdefault(int(index), {})[entry] = made[name]
+    copy_into(made, tensors)
     groups = state["param_groups"]
     live = optimizer.state_dict()["param_groups"]
     if not isinstance(groups, list) or [g["params"] for g in groups] != [g["params"] for g in live]:
@@ -141,9 +185,10 @@ def like(saved: object, current: object) -> object:
 
 def refuse_mismatch(owner: str, expected: Mapping[str, torch.Size], tensors: Tensors) -> None:
     """Raise RunError where names or shapes are not those of the checkpoint."""
-    for name in sorted({*expected, *tensors}):
+    saved = described(tensors)
+    for name in sorted({*expected, *saved}):
         here = [*expected[name]] if name in expected else "none"
-        there = [*tensors[name].shape] if name in tensors else "none"
+        there = [*saved[name].shape] if name in saved else "none"
         if here != there:
             says = f"{owner}: `{name}` has shape {here} here and {there} in the checkpoint"
             raise RunError(f"{says}.  Resume with the recipe that made it.")

@@ -34,7 +34,7 @@ from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.options.algorithm import CriticOptions
 from posttrain.options.model import ModelOptions
 from posttrain.records import Group, Rollout
-from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes, untied
+from posttrain.runs.tensor_state import Tensors, copy_into, module_tensors, refuse_mismatch, shapes, untied
 from posttrain.training.optimizer import ParameterGroup
 from posttrain.training.reference import require_same_tokens
 
@@ -143,9 +143,7 @@ class Critic:
 
     def restore(self, tensors: Tensors) -> None:
         refuse_mismatch("the critic", shapes(self.tensors()), tensors)
-        for name, module in self.modules:
-            own = {key.removeprefix(f"{name}."): each for key, each in tensors.items() if key.startswith(f"{name}.")}
-            restore_module(module, own)
+        copy_into(self.tensors(), tensors)
 
 
 def own_trunk(policy: Policy, options: CriticOptions) -> ScoredBody | None:

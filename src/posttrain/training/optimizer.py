@@ -214,15 +214,16 @@ def take_over(optimizer: torch.optim.Optimizer, run: str, *, where: str) -> None
         raise UserError(f"{where}: holds no checkpoint.  Name the folder of a run that has one.")
     state = saved.state["optimizer"]
     assert isinstance(state, Mapping)
-    groups, moved = optimizer.state_dict()["param_groups"], {}
+    groups, names = optimizer.state_dict()["param_groups"], dict[str, str]()
     try:
         places = places_of_modules(state["param_groups"], groups)
-        for name, tensor in saved.tensors["optimizer"].items():
+        for name in saved.tensors["optimizer"]:
             number, entry = name.split(".")
             if entry not in ADAMW_ENTRIES:
                 raise RunError(f"it keeps {entry}, which AdamW does not have")
             if int(number) in places:
-                moved[f"{places[int(number)]}.{entry}"] = tensor
+                names[name] = f"{places[int(number)]}.{entry}"
+        moved = renamed(saved.tensors["optimizer"], names)
         restore_optimizer(optimizer, moved, {"param_groups": [{"params": group["params"]} for group in groups]})
     except RunError as error:
         rule = "Use a run that trained the same parameters, or leave it out."
