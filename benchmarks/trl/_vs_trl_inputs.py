@@ -78,16 +78,16 @@ def random_rows(seed: int, prompts: int, length: int) -> list[dict[str, Any]]:
     return [{"prompt": "".join(random.choices(CHARACTERS, k=length))} for _ in range(prompts)]
 
 
-def save_random_model(network: Network, folder: Path, seed: int) -> None:
+def save_random_model(network: Network, folder: Path, seed: int, *, ends: bool = False) -> None:
     """A model with untrained weights and a tokenizer of one token a character.
 
-    The end token's id lies one past the output matrix: nothing can sample it, so every completion has the full
-    length on both sides, and neither side pays for suppressing a token.
+    Unless it `ends`, the end token's id lies one past the output matrix: nothing can sample it, so every completion has
+    the full length on both sides, and neither side pays for suppressing a token.
     """
     config_type, model_type = FAMILIES[network.family]
     tokenizer = character_tokenizer(network.vocab)
     config = config_type(
-        vocab_size=network.vocab,
+        vocab_size=network.vocab + ends,
         hidden_size=network.hidden,
         intermediate_size=network.mlp,
         num_hidden_layers=network.layers,

@@ -1,40 +1,27 @@
 """1, 2 and 3 ranks take one step: the gradient of a sharded policy is that of a whole one."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.algorithms.table import ALGORITHMS
 from posttrain.errors import UserError
 from posttrain.models.model_outputs import enable_recomputation
 from posttrain.models.policy import Policy, as_policy
-from posttrain.models.sharding import (
-    over,
-    own_part,
-    part_like,
-    sharded,
-    whole,
-    whole_copy,
-    whole_weights,
-    without_weights,
-)
+from posttrain.models.sharding import own_part, sharded, whole, whole_copy, whole_weights
 from posttrain.options.model import AdapterOptions
-from posttrain.ranks.group import RankGroup
 from posttrain.records import Prompt
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner
 from posttrain.training.optimizer import require_no_own
 from tests.support.adapted import adapted_policy
-from tests.support.ranks import mesh_of, run_ranks
-from tests.support.stages import Tokens, stages_with
+from tests.support.ranks import MeshRanks, gradients, mesh_of, move, require_one_gradient, run_ranks, shared_by, trained
+from tests.support.stages import Tokens, even_tokens, stages_with
 from tests.support.tiny import some_prompts, through_its_own_forward, tiny_model, tiny_policy, tokenizer
 
 RANKS = (2, 3)
@@ -54,6 +41,7 @@ class Case:
     """Few enough for more micro-batches than ranks."""
     tolerance: float = 1e-12
     task: Callable[[], Tokens] = Tokens
+    reward: Callable[..., Any] = even_tokens
     is_sent: bool = True
     """Whether ranks other than 0 begin without weights."""
 
@@ -64,6 +52,16 @@ class UnevenTokens(Tokens):
     def prompts(self, step: int, draws: range) -> list[Prompt]:
         made = some_prompts([(2, 33, 3, 21, 9)[draw % 5] for draw in range(draws.stop)], seed=step)
         return [replace(made[draw], id=f"draw {draw}") for draw in draws]
+
+
+def unscored(*kept: int) -> Callable[..., Any]:
+    """Scores only the completions of these places in the step, so that groups have other numbers of them."""
+
+    def reward(completion_ids: Sequence[Sequence[int]], **columns: object) -> list[float | None]:
+        scores = even_tokens(completion_ids)
+        return [score + 0.1 * place if place in kept else None for place, score in enumerate(scores)]
+
+    return reward
 
 
 def float64_lora(**options: Any) -> Policy:
@@ -97,6 +95,8 @@ CASES = {
     "distill": Case({"name": "distill", "teacher": TEACHER}),
     "distill whole distributions": Case({"name": "distill", "teacher": TEACHER, "signal": "full"}),
     "uneven lengths": Case(task=UnevenTokens),
+    "uneven groups": Case({"name": "grpo"}, reward=unscored(0, 1, 2, 3, 5, 6, 9, 10, 11, 17)),
+    "an empty rank": Case({"name": "grpo"}, reward=unscored(5, 6)),
     "an untied head": Case(policy=lambda: tiny_policy("llama")),
     "gemma2": Case(policy=lambda: tiny_policy("gemma2")),
     "transposed layers": Case(policy=lambda: tiny_policy("gpt2")),
@@ -107,7 +107,7 @@ CASES = {
     "recomputation in the plain pass": Case(policy=lambda: recomputing("plain")),
     "LoRA": Case(policy=float64_lora),
     "LoRA from the base": Case(policy=lambda: float64_lora(filled=False)),
-    "LoRA in 4 bits": Case(policy=lambda: adapted_policy(options=LORA, nf4=True), tolerance=1e-5, is_sent=False),  # float32
+    "LoRA in 4 bits": Case(policy=lambda: adapted_policy(options=LORA, nf4=True), tolerance=1e-5, is_sent=False),
     "LoRA and a trunk of the critic": Case({"name": "ppo", "critic": {**CRITIC, "trunk": "own"}}, float64_lora),
     "float32": Case(policy=lambda: tiny_policy(dtype=torch.float32), tolerance=1e-5),
     "bfloat16 products": Case(policy=lambda: tiny_policy("llama", torch.float32, compute="bfloat16"), tolerance=0.1),
@@ -115,58 +115,30 @@ CASES = {
 }
 
 
-def trained(learner: Learner) -> dict[str, nn.Parameter]:
-    modules = {"policy": learner.policy.model, **({} if learner.critic is None else dict(learner.critic.modules))}
-    return {
-        f"{owner}.{name}": parameter
-        for owner, module in modules.items()
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-    }
-
-
-@torch.no_grad()
-def move(learner: Learner) -> None:
-    """Move the trained weights, so that ratios are not 1 and no KL is 0."""
-    for number, (_, parameter) in enumerate(sorted(trained(learner).items())):
-        noise = np.random.Generator(np.random.Philox(number)).random(parameter.shape) - 0.5
-        parameter += part_like(torch.from_numpy(noise * 0.05).to(parameter.dtype), parameter)
+def modules_of(learner: Learner) -> Mapping[str, nn.Module]:
+    return {"policy": learner.policy.model, **({} if learner.critic is None else dict(learner.critic.modules))}
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(own_part(each.detach()).nbytes for each in tensors)
 
 
-class MeshRanks(RankGroup):
-    """The ranks of a mesh, all of which run the same code."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self.rank, self.size, self._mesh = mesh.get_local_rank(), mesh.size(), mesh
-
-    def mesh(self, device: torch.device) -> DeviceMesh:
-        return self._mesh
-
-    def gathered(self, value: Any) -> list[Any]:
-        boxes: list[Any] = [None] * self.size
-        dist.all_gather_object(boxes, value, group=self._mesh.get_group())
-        return boxes
-
-
 def taken(learner: Learner, collected: CollectedStep) -> dict[str, Any]:
     """A step's credit, first gradient, and policy after all updates, by one rank or by this one of several."""
-    move(learner)
+    modules = modules_of(learner)
+    move(modules)
     credited = learner.credit(collected, Clock())
     batches = learner.batches(credited, Clock())
     found: dict[str, Any] = {"credit": {"advantages": batches[0].columns.advantages, **batches[0].columns.known}}
 
     def keep_gradients(*_: object) -> None:
-        grads = {name: parameter.grad for name, parameter in trained(learner).items()}
-        whole_ones = {name: None if grad is None else whole(grad).clone() for name, grad in grads.items()}
-        found.setdefault("gradients", whole_ones)  # of the first update
-        found["gradient bytes"] = bytes_of(grad for grad in grads.values() if grad is not None)
+        found.setdefault("gradients", gradients(modules))  # of the first update
+        grads = [parameter.grad for parameter in trained(modules).values()]
+        found["gradient bytes"] = bytes_of(grad for grad in grads if grad is not None)
 
     learner.optimizer.register_step_pre_hook(keep_gradients)
     report = learner.learn(batches, 1, Clock())[0]
+    found["micro-batches"] = report.num_micro_batches
     found["numbers"] = {"loss": report.loss, "num_tokens": report.num_tokens, **report.grad_norms, **report.sums}
     moments = (each for state in learner.optimizer.state.values() for each in state.values() if each.ndim)
     found["bytes"] = {
@@ -174,7 +146,7 @@ def taken(learner: Learner, collected: CollectedStep) -> dict[str, Any]:
         "parameters": bytes_of(learner.policy.model.parameters()),
         "moments": bytes_of(moments),
     }
-    found["weights"] = {name: whole(each.detach()).clone() for name, each in trained(learner).items()}
+    found["weights"] = {name: whole(each.detach()).clone() for name, each in trained(modules).items()}
     with torch.no_grad():
         found["sharded"] = learner.policy.completion_logprobs(batches[0])
         with whole_weights(learner.policy) as policy:
@@ -190,14 +162,11 @@ def steps_of(rank: int) -> Mapping[Any, Any]:
     found: dict[Any, Any] = {}
     for name, case in CASES.items():
         update = {"tokens_per_microbatch": case.tokens_per_microbatch, "max_grad_norm": 1e9}
-        stages = stages_with(case.algorithm, policy=case.policy(), task=case.task(), **update)
+        stages = stages_with(case.algorithm, case.reward, policy=case.policy(), task=case.task(), **update)
         collected, whole_learner = stages.collected(), stages.learner
         for size, mesh in meshes.items():
             if mesh is not None:
-                policy = case.policy()
-                if rank and case.is_sent:
-                    policy = over(policy, without_weights(policy.model, set()))
-                policy = replace(policy, ranks=MeshRanks(mesh))
+                policy = shared_by(mesh, case.policy(), is_sent=case.is_sent)
                 learner = Learner(policy, whole_learner.algorithm, whole_learner.settings)
                 found[name, size] = taken(learner, collected)
         if rank == 0:
@@ -210,23 +179,11 @@ def steps() -> Mapping[Any, Any]:
     return run_ranks(max(RANKS), steps_of)
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
-    return ((found - expected).norm() / expected.norm().clamp_min(1e-300)).item()
-
-
 @pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_take_one_step(steps: Mapping[Any, Any], name: str, size: int) -> None:
     one, several, tolerance = steps[name, 1], steps[name, size], CASES[name].tolerance
-    assert several["gradients"].keys() == one["gradients"].keys()
-    whole_gradient = torch.cat([each.flatten() for each in one["gradients"].values() if each is not None])
-    assert whole_gradient.norm() > 1e-6
-    for parameter, expected in one["gradients"].items():
-        found = several["gradients"][parameter]
-        assert (found is None) == (expected is None), parameter
-        if expected is not None:
-            scale = max(expected.norm(), 1e-3 * whole_gradient.norm())
-            assert (found - expected).norm() <= tolerance * scale, parameter
+    require_one_gradient(one["gradients"], several["gradients"], tolerance)
     assert several["credit"].keys() == one["credit"].keys()
     for column, numbers in one["credit"].items():
         assert (several["credit"][column] - numbers).abs().max() <= 10 * tolerance, column
@@ -235,6 +192,10 @@ def test_ranks_take_one_step(steps: Mapping[Any, Any], name: str, size: int) -> 
         assert (several["weights"][parameter] - numbers).abs().max() <= max(1e-7, tolerance), parameter
     for weights in ("gathered", "sharded", "copied"):
         assert (several[weights] - one["copied"]).abs().max() <= max(1e-6, tolerance), weights
+
+
+def test_a_rank_may_have_no_micro_batch(steps: Mapping[Any, Any]) -> None:
+    assert steps["an empty rank", 3]["micro-batches"] < 3
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "4 bits" not in name])

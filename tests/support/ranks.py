@@ -1,4 +1,4 @@
-"""Functions run by several ranks, which are processes of this machine joined by gloo."""
+"""Functions run by several ranks, which are processes of this machine joined by gloo; the gradients of each step."""
 
 import faulthandler
 import io
@@ -6,14 +6,22 @@ import multiprocessing
 import socket
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+
+from posttrain.models.policy import Policy
+from posttrain.models.sharding import over, part_like, whole, without_weights
+from posttrain.ranks.group import RankGroup
 
 SECONDS = 600.0
 """The limit of all that the ranks do."""
+Gradients = Mapping[str, Tensor | None]
 
 
 def run_ranks(size: int, function: Callable[[int], Mapping[Any, Any]]) -> Mapping[Any, Any]:
@@ -68,3 +76,59 @@ def mesh_of(size: int) -> DeviceMesh | None:
     """The first ranks as a mesh; None on the others.  All ranks call it."""
     group = dist.new_group(range(size))
     return DeviceMesh.from_group(group, "cpu") if dist.get_rank() < size else None
+
+
+class MeshRanks(RankGroup):
+    """The ranks of a mesh, all of which run the same code."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.rank, self.size, self._mesh = mesh.get_local_rank(), mesh.size(), mesh
+
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        return self._mesh
+
+    def gathered(self, value: Any) -> list[Any]:
+        boxes: list[Any] = [None] * self.size
+        dist.all_gather_object(boxes, value, group=self._mesh.get_group())
+        return boxes
+
+
+def shared_by(mesh: DeviceMesh, policy: Policy, *, is_sent: bool = True) -> Policy:
+    """The policy of a rank, which has weights on the first one only."""
+    if mesh.get_local_rank() and is_sent:
+        policy = over(policy, without_weights(policy.model, set()))
+    return replace(policy, ranks=MeshRanks(mesh))
+
+
+def trained(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    return {
+        f"{owner}.{name}": parameter
+        for owner, module in modules.items()
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+@torch.no_grad()
+def move(modules: Mapping[str, nn.Module]) -> None:
+    """Move the trained weights, so that ratios are not 1 and no KL is 0."""
+    for number, (_, parameter) in enumerate(sorted(trained(modules).items())):
+        noise = np.random.Generator(np.random.Philox(number)).random(parameter.shape) - 0.5
+        parameter += part_like(torch.from_numpy(noise * 0.05).to(parameter.dtype), parameter)
+
+
+def gradients(modules: Mapping[str, nn.Module]) -> Gradients:
+    grads = {name: parameter.grad for name, parameter in trained(modules).items()}
+    return {name: None if grad is None else whole(grad).clone() for name, grad in grads.items()}
+
+
+def require_one_gradient(one: Gradients, several: Gradients, tolerance: float) -> None:
+    assert several.keys() == one.keys()
+    whole_gradient = torch.cat([each.flatten() for each in one.values() if each is not None])
+    assert whole_gradient.norm() > 1e-6
+    for parameter, expected in one.items():
+        found = several[parameter]
+        assert (found is None) == (expected is None), parameter
+        if expected is not None:
+            scale = max(expected.norm(), 1e-3 * whole_gradient.norm())
+            assert (found - expected).norm() <= tolerance * scale, parameter
