@@ -1,7 +1,7 @@
 """A policy whose parameters, gradients and moments are split over ranks by torch FSDP2; only this file knows it.
 
     policy = loaded_by_first(ranks, load)[0]   # weights on the first rank, none on the others
-    local = sharded(policy)                    # each layer is sent, and split, before the next; then comes the optimiser
+    local = sharded(policy)                    # sends and splits layer by layer, before the optimiser is made
     other = parted_copy(local)                 # the same weights once more, in parts
     local.forward.completion_logprobs(…)       # gathers each layer when it begins and frees it when it ends
     loss.backward()                            # leaves this rank's part of the gradient, *summed* over all ranks

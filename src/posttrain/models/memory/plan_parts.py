@@ -9,11 +9,9 @@ from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 
 
-def whole_while_loading(shape: ModelShape, setup: MemorySetup) -> int:
-    """Copies that are made before several ranks split them: the reference, and the weights of the critic's trunk."""
-    if setup.ranks == 1:
-        return 0
-    return memory_parts.reference(shape, setup) + memory_parts.critic_bytes(shape, setup) // 4
+FILE_BYTES, MOST_FILES = 2**27, 64
+"""Whole tensors of this size, or of a 64th of all, are in one file of each rank's part of a checkpoint: torch copies a
+file's tensors to write it."""
 
 
 def gathered_to_sample(shape: ModelShape, setup: MemorySetup) -> int:
@@ -37,10 +35,9 @@ def gathered_to_update(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def copied_to_save(shape: ModelShape, setup: MemorySetup) -> int:
-    """On a CPU, copies of a rank's parts while a checkpoint is written: 2 · (weights and moments that are trained)."""
-    if setup.ranks == 1 or setup.on_cuda:
-        return 0
-    return 2 * (memory_parts.gradients(shape, setup) + memory_parts.optimizer(shape, setup))
+    """Copies of a rank's parts while a file of its checkpoint is written: 2 · (trained weights and moments) / files."""
+    trained = memory_parts.gradients(shape, setup) + memory_parts.optimizer(shape, setup)
+    return 0 if setup.ranks == 1 else 2 * trained // min(MOST_FILES, 1 + trained // FILE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,6 @@ class PlanPart:
 
 PARTS = (
     PlanPart("as_loaded", "weights as loaded", "loading", memory_parts.bytes_while_loading),
-    PlanPart("copies_as_made", "reference and critic, whole at first", "loading", whole_while_loading),
     PlanPart("weights", "weights", "always", memory_parts.weights, split=True),
     PlanPart("optimizer", "optimiser", "always", memory_parts.optimizer, split=True),
     PlanPart("reference", "reference", "always", memory_parts.reference, split=True),
