@@ -8,7 +8,6 @@ from posttrain.models.memory import memory_parts
 from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 
-
 FILE_BYTES, MOST_FILES = 2**27, 64
 """Whole tensors of this size, or of a 64th of all, are in one file of each rank's part of a checkpoint: torch copies a
 file's tensors to write it."""
