@@ -29,7 +29,15 @@ from posttrain.models.loading.model_folder import load_beside
 from posttrain.models.loading.saving import require_loadable, save_policy, whole_folder
 from posttrain.models.model_outputs import trunk as without_output_layer
 from posttrain.models.policy import Policy
-from posttrain.models.sharding import parted_copy, shard_head, sharded, sharded_forward, whole_copy, whole_head
+from posttrain.models.sharding import (
+    loaded_by_first,
+    parted_copy,
+    shard_head,
+    sharded,
+    sharded_forward,
+    whole_copy,
+    whole_head,
+)
 from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.options.algorithm import CriticOptions
 from posttrain.options.model import ModelOptions

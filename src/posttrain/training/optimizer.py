@@ -14,7 +14,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.models.sharding import own_part
 from posttrain.options.training import OptimizerOptions
 from posttrain.runs.checkpoint import load_latest
-from posttrain.runs.tensor_state import restore_optimizer
+from posttrain.runs.tensor_state import renamed, restore_optimizer
 
 POLICY = "policy"
 """The default module of parameters."""
