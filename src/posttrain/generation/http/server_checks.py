@@ -72,7 +72,7 @@ async def first_facts_of(calls: ServerCalls, policy: Policy) -> Facts:
     except ServerFault as fault:
         if fault.status is not None:
             raise
-        says = str(fault).partition(": connect: ")[2].rstrip(".")
+        says = str(fault).removeprefix(f"engine http: {calls.url}: ").rstrip(".")
         raise refusal(calls, says, "Start it, or correct engine.urls") from None
 
 
