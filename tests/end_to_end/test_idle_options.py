@@ -54,7 +54,7 @@ OTHERS = {
     "behaviours": "reads the section `behaviours` alone, as `rl` does",
     "plan": "takes every flag of the run that it plans, so that one command line serves both",
     "config": "prints every option",
-    "check-task": "takes no sections; it has switches",
+    "check-task": "refuses what nothing reads by itself: its sections say what replies",
     "launch": "starts `rl`, with the same flags, and servers that load a model as `serve` does",
     "replay": "reads the recipe of a run, as `rl --resume` does",
 }

@@ -93,7 +93,7 @@ PROGRAM = CommandSpec(
     " org/name).  For a penalty a right answer is one that goes free and a trick is one that is fined.  A reward model"
     " has no fixed scale: it pays a trick that scores at least as much as the row's own answer.  With"
     " --environment.path an environment replies: each answer is said in every turn, up to four times, and REWARD may be"
-    " `environment`, what the replies pay.  With --tools answers may call them, in chat or, with --tools-at, in text."
+    " `environment`, what the replies pay.  With --tools answers may call them in chat; with tools_at they ask in text."
     "  Exit code 0 if every right answer is paid and no trick is, else 1.",
     switches=CheckSwitches(),
 )

@@ -1,6 +1,7 @@
 """Turns that are written one behind the other as text, without a template."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from posttrain.environments.protocol import Said, SaidAndReply
 from posttrain.errors import UserError
@@ -20,7 +21,8 @@ class TextTurns:
     def opened(self, prompt: Prompt, added: Said) -> Prompt:
         """The prompt with a text behind it, before the beginning of the answer."""
         text = prompt.text.removesuffix(prompt.prefill) + self.given.cut(require_text(added, prompt.id))
-        return with_plain_text(self.renderer, self.given, prompt, text)
+        rendered = self.renderer.render(text, id=prompt.id, prefill=prompt.prefill, columns=prompt.columns)
+        return opened_prompt(self.given, prompt, rendered, self.renderer.prefix)
 
     def said(self, tokens: Sequence[int]) -> str:
         ended = len(tokens) > 0 and tokens[-1] in self.stop_ids
@@ -36,12 +38,6 @@ class TextTurns:
         return ({"role": ASSISTANT, "content": text + (said or "")},)
 
 
-def with_plain_text(renderer: TokenizerRenderer, given: GivenText, prompt: Prompt, text: str) -> Prompt:
-    """A prompt of a text that was cut, with the tokens of its parts."""
-    rendered = renderer.render(text, id=prompt.id, prefill=prompt.prefill, columns=prompt.columns)
-    return opened_prompt(given, prompt, rendered, renderer.prefix)
-
-
 def opened_prompt(given: GivenText, before: Prompt, rendered: Prompt, prefix: Sequence[int] = ()) -> Prompt:
     """What was rendered of texts that were cut, without the cuts in it; `prefix` opens plain text."""
     tokens = rendered.tokens
@@ -54,15 +50,8 @@ def opened_prompt(given: GivenText, before: Prompt, rendered: Prompt, prefix: Se
             {key: value.replace(CUT, "") if isinstance(value, str) else value for key, value in each.items()}
             for each in messages
         )
-    return Prompt(
-        id=before.id,
-        text=rendered.text.replace(CUT, ""),
-        tokens=tokens,
-        prefill=rendered.prefill,
-        messages=messages,
-        columns=before.columns,
-        source=before.source,
-    )
+    text = rendered.text.replace(CUT, "")
+    return replace(before, text=text, tokens=tokens, prefill=rendered.prefill, messages=messages)
 
 
 def require_text(said: Said, where: str) -> str:
