@@ -134,7 +134,6 @@ def store_address() -> str:
     return f"MASTER_ADDR = {os.environ['MASTER_ADDR']}, MASTER_PORT = {os.environ['MASTER_PORT']}"
 
 
-@cache
 def machine() -> str:
     """Where a number names one process: a host, or a container that sees its own processes only."""
     marks = [socket.gethostname()]
