@@ -95,20 +95,14 @@ class RunningProcess:
         assert code is not None
         return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
 
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process and to all that it started."""
-        try:
-            os.killpg(self.handle.pid, number)
-        except ProcessLookupError:
-            return
-
     def stop(self, seconds: float) -> None:
         """End the process, politely at first, and whatever it started."""
         if self.exit_code is None:
             self.handle.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
                 self.handle.wait(seconds)
-        self.send(signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.handle.pid, signal.SIGKILL)
         self.handle.wait()
 
 
@@ -130,17 +124,12 @@ def wait_until_ready(running: Sequence[RunningProcess], seconds: float) -> None:
     """Wait until every process with a health address answers there.  Raises RunError with what failed first."""
     waiting, until = [each for each in running if each.process.health], time.monotonic() + seconds
     while waiting:
-        require_all_run(running)
+        if gone := next((each for each in running if each.exit_code is not None), None):
+            raise gone.failure(gone.ended())
         waiting = [each for each in waiting if not is_healthy(each.process.health)]
         if waiting and time.monotonic() > until:
             raise waiting[0].failure(f"did not answer {waiting[0].process.health} within {seconds:g} seconds")
         time.sleep(LOOK_SECONDS if waiting else 0)
-
-
-def require_all_run(running: Sequence[RunningProcess]) -> None:
-    for each in running:
-        if each.exit_code is not None:
-            raise each.failure(each.ended())
 
 
 def require_free_addresses(processes: Sequence[PlacedProcess]) -> None:
