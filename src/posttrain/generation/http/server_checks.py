@@ -206,7 +206,7 @@ def server_lines(options: HttpOptions) -> list[str]:
             return str(fault)
         finally:
             await calls.close()
-        kind = VllmFacts.kind if info.posttrain is None else info.posttrain.kind
+        kind = (info.posttrain or VllmFacts).kind
         return f"{url} ({kind}), with weights of version {info.weight_version[:40]}"
 
     async def lines() -> list[str]:
