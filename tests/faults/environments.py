@@ -12,7 +12,7 @@ from tests.support.accidents import Accident
 from tests.support.openenv_server import EchoServer
 from tests.support.runs import NO_ACCIDENT, Command, forked
 
-REPLY_SECONDS = 8.0
+REPLY_SECONDS = 15.0
 """environment.seconds of these runs."""
 TALK = """
 from posttrain.environments.openenv import OpenEnvEnvironment

@@ -79,7 +79,7 @@ def test_a_rank_that_dies_or_hangs_is_named_in_time_and_a_resume_has_the_same_bi
         assert "last checkpoint" in said[0]
         assert ("step-000001" in ended.err) == (victim == 1)
         assert "Traceback" not in ended.err
-        if how == "stopped":
+        if started[victim].process.is_alive():  # it is stopped, and rank 0 held the keys that tell others of it
             started[victim].signal(signal.SIGCONT)
         assert started[victim].ended(DEADLINE).code in (1, -SIGNALS[how])
     finally:
@@ -90,7 +90,7 @@ def test_a_rank_that_dies_or_hangs_is_named_in_time_and_a_resume_has_the_same_bi
     require_same(folder / "run", undisturbed)
 
 
-GRACE_SECONDS = 15.0
+GRACE_SECONDS = 20.0
 """What starting and ending processes may take here, besides the timeout."""
 
 

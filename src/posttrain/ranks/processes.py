@@ -151,7 +151,6 @@ class RankProcesses(RankGroup):
             self._gone, how = self.store.ended(), "died without a message"
             if not self._gone:
                 self._gone, how = self.store.silent(self.store.others), "gave no sign of life"
-                self.store.wake(self._gone)
         except RuntimeError:  # the store ended with the process that held it, or cannot be reached
             self._gone = [0]
             return RunError(f"{store_address()}: rank 0 ended, or its machine cannot be reached.  {CONTINUE}")
@@ -184,6 +183,7 @@ class RankProcesses(RankGroup):
             if isinstance(error, KeyboardInterrupt) and (failed_before or ended):
                 return self.lost("")  # a starter ends all ranks when one has failed
             self.tell(error)
+            self.store.wake_others()
             self.store.write(f"left/{self.rank}", "yes")
         except RuntimeError:  # the store has ended with rank 0, which waits until its message is read if it has one
             return error

@@ -83,10 +83,9 @@ class RankStore:
         known, here = self._processes.items(), machine()
         return [rank for rank, (place, process) in known if place == here and not is_running(process)]
 
-    def wake(self, ranks: Iterable[int]) -> None:
-        """Let those of this machine that were stopped go on: they would not heed a starter that ends them."""
-        for rank in ranks:
-            place, process = self._processes.get(rank, ("", 0))
+    def wake_others(self) -> None:
+        """Let ranks of this machine that were stopped go on: they would not heed a starter that ends them."""
+        for place, process in self._processes.values():
             if place == machine():
                 with suppress(OSError):
                     os.kill(process, SIGCONT)
