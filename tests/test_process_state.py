@@ -20,7 +20,6 @@ KEPT_FOR_THE_PROCESS = {
     "posttrain.rewards.grading.resources.package": "a digest of our files, which do not change while it runs",
     "posttrain.models.chat_templates.LIMIT": "the bound on the template that is being rendered",
     "posttrain.models.chat_templates.MEMORY": "the limit on memory while templates are rendered",
-    "posttrain.ranks.rank_store.machine": "which machine this is, which does not change while it runs",
     "posttrain.sandbox.elsewhere.texts": "sources of this package, which do not change while it runs",
     "posttrain.rewards.grading.worker_process.loop": "in a worker, which is a process of one function",
     "posttrain.runs.checkpoint.ThreadClaim._open": "torch has one number of threads, on which sessions must agree",
