@@ -3,6 +3,7 @@
     python benchmarks/sharding.py                     # speed, of the 100 M shape of trl/vs_trl.py
     python benchmarks/sharding.py --shape bundled     # of the model that comes with the package
     python benchmarks/sharding.py --memory            # peaks of whole runs of the 100 M shape, beside their plans
+    python benchmarks/sharding.py --memory --shape 25m --only sft grpo
 
 *Speed*: one rank and two take the same update in turn, of two micro-batches of up to 4,096 tokens: two ranks take one
 each.  Seconds are the clock's, and those of the busier rank's CPU, for a machine that does other things too.
@@ -69,7 +70,7 @@ class Together(RankGroup):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=("100m", "bundled"), default="100m")
+    parser.add_argument("--shape", choices=("100m", "25m", "bundled"), default="100m")
     parser.add_argument("--rounds", type=int, default=2, help="measured updates of each, after a small one that is not")
     parser.add_argument("--memory", action="store_true", help="peaks of runs, not speed")
     parser.add_argument("--only", choices=RUNS, nargs="+", default=[*RUNS], help="of the runs of --memory")
@@ -78,7 +79,8 @@ def main() -> None:
         model = "bundled"
         if options.memory or options.shape != "bundled":
             assert SHAPE.network is not None
-            save_random_model(SHAPE.network, Path(folder) / "model", seed=0, ends=options.memory)
+            half = {"hidden": 448, "heads": 7, "kv_heads": 1, "mlp": 1216} if options.shape == "25m" else {}
+            save_random_model(replace(SHAPE.network, **half), Path(folder) / "model", seed=0, ends=options.memory)
             model = str(Path(folder) / "model")
         if options.memory:
             show_peaks(Path(folder), options.only)

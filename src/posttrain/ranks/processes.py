@@ -1,5 +1,6 @@
 """Several ranks over torch.distributed: calls of rank 0, collectives, and the failures of other ranks."""
 
+import ctypes
 import json
 import os
 import sys
@@ -32,6 +33,8 @@ OF_THE_GROUP = ("gloo", "NCCL", "Connection closed by peer", "Connection reset",
 DONE = "done"
 """What a rank says of its share, in place of signs of progress."""
 CONTINUE = "Continue from the last checkpoint with --resume RUN (in Python train(config, resume=True))."
+MMAP_THRESHOLD, LARGE_BYTES = -3, 2**20
+"""The number of glibc's option (malloc.h: M_MMAP_THRESHOLD), and the smallest tensor that it is set for."""
 JOINED = count()
 """Groups of this process so far: each has keys of its own in the store."""
 
@@ -250,6 +253,7 @@ def joined_processes(timeout_seconds: float) -> Iterator[RankProcesses]:
 
 def start_group(ranks: RankProcesses) -> None:
     """Connect the ranks: by gloo, and on GPUs by NCCL."""
+    return_freed_tensors()
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -266,3 +270,12 @@ def start_group(ranks: RankProcesses) -> None:
         said = str(error).strip().splitlines()[0][:300]
         remedy = "Set GLOO_SOCKET_IFNAME to the network interface that their machines share (`ip address` shows it)."
         raise RunError(f"the ranks cannot connect to each other ({said}).  {remedy}") from error
+
+
+def return_freed_tensors() -> None:
+    """Have glibc's malloc give large tensors back to the system when they are freed.
+
+    Otherwise it keeps layers that were gathered, in pieces that fit no other tensor: as much as the whole model.
+    """
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(MMAP_THRESHOLD, LARGE_BYTES)

@@ -19,11 +19,12 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from posttrain.models.memory.plan_parts import FILE_BYTES, MOST_FILES
 from posttrain.runs.tensor_state import PartedTensors, Tensors
 
 BETWEEN = "/"
 """Between the group of a tensor, such as `policy`, and its name there."""
+FILE_BYTES, MOST_FILES = 2**27, 64
+"""Whole tensors of this size, or of a 64th of all, are in one file of each rank: torch copies a file to write it."""
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensors]) -> None:

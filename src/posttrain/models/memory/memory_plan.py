@@ -66,6 +66,8 @@ class MemoryPlan:
         updating = self.parts["updating"]
         if self.setup.on_cuda:
             return CUDA_CONTEXT_BYTES + round(CUDA_ALLOCATOR_SHARE * max(self.phases.values()))
+        if self.setup.ranks > 1:  # `ranks.processes` has malloc return large tensors, and small ones stay
+            return IMPORTED_BYTES + LIBRARY_BYTES + (updating["activations"] if self.setup.samples else 0)
         if not self.setup.samples:
             return IMPORTED_BYTES + LIBRARY_BYTES + round(FREED_ACTIVATIONS_SHARE * updating["activations"])
         kept = sum(self.parts["sampling"].values()) - memory_parts.returned_cache(self.shape, self.setup)

@@ -8,10 +8,6 @@ from posttrain.models.memory import memory_parts
 from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 
-FILE_BYTES, MOST_FILES = 2**27, 64
-"""Whole tensors of this size, or of a 64th of all, are in one file of each rank's part of a checkpoint: torch copies a
-file's tensors to write it."""
-
 
 def gathered_to_sample(shape: ModelShape, setup: MemorySetup) -> int:
     """The whole weights, from which each of several ranks samples its share."""
@@ -19,24 +15,15 @@ def gathered_to_sample(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def gathered_to_update(shape: ModelShape, setup: MemorySetup) -> int:
-    """Of several ranks: one layer and what is in none, whole, with their gradients: 2 b · (N_layer + N_rest).
+    """Of several ranks: a layer and the next one, whole, and as they are sent, and what is in no layer.
 
-    Under an adapter the gradient of what is frozen is missing.  On a CPU malloc keeps what layers have freed, so that
-    all count: 2 b · N.
+    2 b · (2 N_layer + N_rest)     with gradients; half of it under an adapter, whose base has none
     """
     if setup.ranks == 1:
         return 0
-    if not setup.on_cuda:
-        return memory_parts.weights(shape, setup) + memory_parts.gradients(shape, setup)
     layer = (shape.linear_parameters + shape.expert_parameters) // shape.layers
     rest = shape.parameters - layer * shape.layers
-    return (1 if setup.adapter_rank is not None else 2) * setup.weight_bytes * (layer + rest)
-
-
-def copied_to_save(shape: ModelShape, setup: MemorySetup) -> int:
-    """Copies of a rank's parts while a file of its checkpoint is written: 2 · (trained weights and moments) / files."""
-    trained = memory_parts.gradients(shape, setup) + memory_parts.optimizer(shape, setup)
-    return 0 if setup.ranks == 1 else 2 * trained // min(MOST_FILES, 1 + trained // FILE_BYTES)
+    return (1 if setup.adapter_rank is not None else 2) * setup.weight_bytes * (2 * layer + rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +62,6 @@ PARTS = (
     PlanPart("copies", "matrix copies", "sampling", memory_parts.sampler_copies, stays=True),
     PlanPart("gradients", "gradients", "updating", memory_parts.gradients, split=True),
     PlanPart("gathered", "whole weights", "updating", gathered_to_update),
-    PlanPart("copied", "copies for a checkpoint", "updating", copied_to_save, split=True),
     PlanPart("activations", "activations", "updating", memory_parts.activations),
     PlanPart("logits", "logits", "updating", memory_parts.trained_logits),
     PlanPart("copies", "matrix copies", "updating", memory_parts.update_copies),
