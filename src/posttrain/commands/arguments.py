@@ -15,6 +15,7 @@ from posttrain.config.sections import section_names
 from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded
 from posttrain.options.model import ModelOptions, is_adapter_folder, is_run_folder, run_model
+from posttrain.ranks.group import leads
 from posttrain.runs.named_inputs import MAY_CHANGE, run_recipe
 
 Built = TypeVar("Built")
@@ -94,7 +95,7 @@ class SplitArguments:
                 raise UserError(f"{COMMAND_LINE}: {flag}; give --resume RUN, or leave it out.")
         config = build(kind, layers, final=True, to_run=to_run)
         model = getattr(config, "model", None)
-        if loads_model and isinstance(model, ModelOptions):
+        if loads_model and leads() and isinstance(model, ModelOptions):  # other ranks may lack its files
             model.require_files()
             if model.device == "cuda":
                 from posttrain.models.loading.devices import chosen_device
