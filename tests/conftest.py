@@ -16,16 +16,19 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="posttrain-state-")  # th
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: interrupts would be heard by nobody
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
-from jaxtyping import install_import_hook
 
-# Before the first import of posttrain: from here on beartype checks the annotations of every module that states shapes.
-# The others are left alone, for their pure-Python loops would run at a tenth of their speed.
+from tests.support.shapes import where_stated
+
+# Before the first import of posttrain: from here on beartype checks what states a shape.  All else is left alone: mypy
+# reads it, and checks of every call would take as long as the sums of a tiny model.
 SOURCE = Path(__file__).parents[1] / "src"
 STATING_SHAPES = [path for path in SOURCE.rglob("*.py") if "from jaxtyping import" in path.read_text(encoding="utf-8")]
-install_import_hook(
+jaxtyping.jaxtyped = where_stated(jaxtyping.jaxtyped)
+jaxtyping.install_import_hook(
     [".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in STATING_SHAPES], "beartype.beartype"
 )
 
