@@ -18,8 +18,9 @@ from posttrain.config import load_recipe
 from posttrain.generation.engine import MEMBERS, require_engine, sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.loading.saving import ExportedWeights
+from tests.support.commands import printed, refusal
 from tests.support.pages import attribute, before_patch, blocks, commands, posttrain, programs, python, write_files
-from tests.support.refusals import refused
+from tests.support.refusals import mentions, refused
 from tests.support.runs import command, save_tiny_model
 from tests.support.tiny import request, some_prompts, tiny_policy
 
@@ -68,20 +69,19 @@ def test_a_command_trains_with_what_the_file_defines(typed: str, folder: Path) -
         assert ("loss/entropy_bonus" in steps[-2]) == ("ranked" in typed or "algorithm.path" not in typed)
 
 
-def test_the_doctor_says_of_a_model_what_the_page_says_that_it_says(folder: Path) -> None:
+def test_the_doctor_says_of_a_model_what_the_page_says_that_it_says(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
     (typed,) = (typed for typed in TYPED if typed.startswith("doctor"))
-    done = posttrain(shlex.split(typed), folder)
-    assert done.code == 0, done.err
-    names = [line.split()[0] for line in done.out.splitlines()]
+    names = [line.split()[0] for line in printed(*shlex.split(typed)).splitlines()]
     assert names == ["model", "weights", "context", "stop", "template", "tokenizer", "sampling"]
 
 
-def test_the_help_shows_the_options_of_ones_own(folder: Path) -> None:
+def test_the_help_shows_the_options_of_ones_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
     (typed,) = (typed for typed in TYPED if "--help" in typed)
-    done = posttrain(shlex.split(typed), folder)
-    assert done.code == 0, done.err
-    for flag in ("--algorithm.entropy-bonus", "--algorithm.clip", "--task.num-digits"):
-        assert flag in done.out
+    mentions(printed(*shlex.split(typed)), "--algorithm.entropy-bonus", "--algorithm.clip", "--task.num-digits")
 
 
 def test_the_recipe_before_and_after_are_recipes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,11 +93,10 @@ def test_the_recipe_before_and_after_are_recipes(folder: Path, monkeypatch: pyte
     assert [reward.path for reward in after.rewards] == ["mine.py:near"]
 
 
-def test_a_mistake_is_told_as_shown(folder: Path) -> None:
+def test_a_mistake_is_told_as_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
     typed, says = MISTAKE.splitlines()
-    done = posttrain(shlex.split(typed)[2:], folder)
-    assert done.code == 2
-    assert done.err.strip() == says
+    assert refusal(*shlex.split(typed)[2:]).strip() == says
 
 
 def test_the_same_from_python_with_a_watcher(folder: Path) -> None:

@@ -1,12 +1,12 @@
 """`posttrain check-task`: rewards of the package get through it, and careless ones of a user's do not."""
 
-import subprocess
 import sys
 import time
 import warnings
 from collections import Counter
 from datetime import date
 from http.server import BaseHTTPRequestHandler
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -111,18 +111,18 @@ def test_a_judge_is_tried_at_its_endpoint(score_of_wrong: int, code: int, capsys
     assert "a right answer  <--" not in said
 
 
-def test_a_function_that_never_comes_back_is_ended_and_named(tmp_path: Path, rows: str) -> None:
-    (tmp_path / "mine.py").write_text(QUADRATIC)
+def test_a_function_that_never_comes_back_is_ended_and_named(
+    tmp_path: Path, rows: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     began = time.monotonic()
-    command = [sys.executable, "-m", "posttrain.cli", "check-task", f"{tmp_path}/mine.py:solved", "--rows", rows]
-    done = subprocess.run([*command, "--seconds=0.5"], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1, done.stderr
+    assert checked(tmp_path, QUADRATIC, "--rows", rows, "--seconds=0.5") == 1
     assert time.monotonic() - began < 40
-    slow = [line for line in done.stdout.splitlines() if "a million characters" in line]
+    lines = capsys.readouterr().out.splitlines()
+    slow = [line for line in lines if "a million characters" in line]
     assert len(slow) == 2  # once in the table, as the other row is spared, and once in the summary
     assert "item_seconds = 0.5" in slow[0]
     assert slow[1].startswith("not answered")
-    assert sum("praise for itself" in line for line in done.stdout.splitlines()) == 2
+    assert sum("praise for itself" in line for line in lines) == 2
 
 
 def test_after_a_crash_the_next_answer_is_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,12 +141,24 @@ def test_a_column_that_cannot_be_sent_is_checked_here(tmp_path: Path, capsys: py
         assert [paid.fine for paid in replayed(function, [example], resources)] == [True]
 
 
-def test_lines_are_told_as_they_come(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(SLEEPY)
-    command = [sys.executable, "-m", "posttrain.cli", "check-task", f"{tmp_path}/mine.py:solved"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        arrived = [time.monotonic() for _ in process.stdout]
-    assert arrived[-1] - arrived[0] > 0.3  # eleven answers of 50 ms each
+class Terminal(StringIO):
+    """Notes when text arrives: at each flush, with the length by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived: dict[int, float] = {}
+
+    def flush(self) -> None:
+        self.arrived.setdefault(self.tell(), time.monotonic())
+
+
+def test_lines_are_told_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    checked(tmp_path, SLEEPY)
+    first, *_, last = terminal.arrived.values()
+    assert len(terminal.arrived) > 10
+    assert last - first > 0.3  # eleven answers of 50 ms each
 
 
 @pytest.mark.parametrize("task", ["countdown", "programs"])
