@@ -111,8 +111,11 @@ def disturbed_run(recipe: Path, whole: Path, number: int, *, short: bool) -> Non
 
 
 def kinds_of(writes: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """The last write of each kind: what is done, and to which file of a step."""
-    return {(what, re.sub(r"\d{6}", "N", path)): number for number, (what, path) in enumerate(writes)}
+    """The first write of each kind: what is done, and to which file of a step."""
+    found: dict[tuple[str, str], int] = {}
+    for number, (what, path) in enumerate(writes):
+        found.setdefault((what, re.sub(r"\d{6}", "N", path)), number)
+    return found
 
 
 @pytest.mark.scale

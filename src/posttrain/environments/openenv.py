@@ -10,7 +10,6 @@ A connection is a session of the server.  Each completion has one, which ends wi
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from posttrain.environments.protocol import Reply
@@ -42,7 +41,7 @@ class OpenEnvEnvironment:
         *,
         action: str = "message",
         observation: str = "",
-        reset: Mapping[str, object] = MappingProxyType({}),
+        reset: Mapping[str, object] | None = None,
         columns: tuple[str, ...] = (),
         seconds: float = 30.0,
     ) -> None:
@@ -54,7 +53,7 @@ class OpenEnvEnvironment:
         columns       columns of the row that `reset` sends as well
         """
         self.url, self.action, self.observation, self.seconds = url, action, observation, seconds
-        self.sent, self.columns = dict(reset), columns
+        self.sent, self.columns = dict(reset or {}), columns
         self.connection: ClientConnection | None = None
         self.session = ExitStack()
 
