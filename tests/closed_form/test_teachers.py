@@ -29,7 +29,7 @@ from posttrain.training.reference import (
     PrivilegedPrompts,
     TeacherPrompts,
     UncopiedPolicy,
-    filled,
+    filled_template,
     require_same_vocabulary,
     teacher_of,
 )
@@ -104,7 +104,7 @@ def test_in_a_conversation_it_is_the_last_message_by_the_user_that_says_more() -
 
 
 def test_a_text_that_looks_like_a_place_is_a_text() -> None:
-    assert filled("{prompt}-{shown}-{prompt}", "{shown}", "{prompt}") == "{shown}-{prompt}-{shown}"
+    assert filled_template("{prompt}-{shown}-{prompt}", "{shown}", "{prompt}") == "{shown}-{prompt}-{shown}"
 
 
 def test_the_student_itself_teaches_as_it_is_now_or_as_it_began() -> None:

@@ -152,7 +152,7 @@ def reader(template: str | None = TURNS, **others: Any) -> Reader:
 
 def test_a_preview_shows_special_tokens_prefill_last_ids_and_columns() -> None:
     made = rendered([USER], prefill="<think>\n")
-    lines = prompt_preview_lines([made], reader(template="t.jinja", template_options={"enable_thinking": False}))
+    lines = prompt_preview_lines([made], reader(template_file="t.jinja", template_options={"enable_thinking": False}))
     tokens = made.tokens
     newline = tokens[-1]
     assert lines[:2] == ["template   t.jinja, with enable_thinking = False", 'stop ids   0 "<|end|>", 1 "<|pad|>"']
@@ -195,7 +195,7 @@ def test_hostile_prompts_columns_and_completions_send_nothing_to_the_terminal() 
     weights = torch.ones(2, dtype=torch.float64)
     grades = Grades(names=("f", bad), scores=scores, weights=weights, rewards=scores[0], outcomes={"f": ((bad,),)})
     group = Group(prompt=prompt, draw=0, rollouts=(rollout,))
-    lines = first_step_lines([group], grades, 1, reader(template=bad))
+    lines = first_step_lines([group], grades, 1, reader(template_file=bad))
     assert all(line.isprintable() for line in lines)
     said = "\n".join(lines)
     assert "\\x1b[2J\\x07\\r\\u202e\\u2028x" in said

@@ -283,7 +283,7 @@ def test_a_thread_count_that_cannot_be_had_stops_the_resumed_run(tmp_path: Path,
 def test_another_version_of_torch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, 1)
     saved = load_latest(tmp_path)
-    monkeypatch.setattr(checkpoints, "environment", lambda: {**saved.made_with, "torch": "9.9"})
+    monkeypatch.setattr(checkpoints, "arithmetic", lambda: {**saved.made_with, "torch": "9.9"})
     with claim_threads(0) as threads:
         (note,) = restore_threads(saved, threads)
     assert "torch is 9.9 here" in note

@@ -176,7 +176,10 @@ def show_prompts(config: Config, count: int) -> None:
     renderer = TokenizerRenderer(tokenizer, template_options=model.template_options, tools=tools)
     task = load_task(config.task, renderer, seed=config.run.seed, prompts_per_step=size)
     reader = Reader(
-        tokenizer=tokenizer, stop_ids=stop_ids, template=model.chat_template, template_options=model.template_options
+        tokenizer=tokenizer,
+        stop_ids=stop_ids,
+        template_file=model.chat_template,
+        template_options=model.template_options,
     )
     steps = range(1, 1 + math.ceil(count / size))
     prompts = [prompt for step in steps for prompt in training_prompts(task, step, range(size))]

@@ -41,7 +41,7 @@ class Reader:
 
     tokenizer: PreTrainedTokenizerBase
     stop_ids: Sequence[int]
-    template: str = ""
+    template_file: str = ""
     """Of a template that replaces the model's."""
     template_options: Mapping[str, object] = field(default_factory=dict)
 
@@ -66,7 +66,7 @@ def head_lines(prompts: Sequence[Prompt], reader: Reader) -> list[str]:
         template = f"none: the prompts are text{', and the model has one' if reader.tokenizer.chat_template else ''}"
     else:
         options = ", ".join(f"{name} = {value!r}" for name, value in reader.template_options.items())
-        template = (reader.template or "the model's own") + (f", with {options}" if options else "")
+        template = (reader.template_file or "the model's own") + (f", with {options}" if options else "")
     return [
         visible(f"template   {template}"),
         f"stop ids   {', '.join(named_token(token, reader.tokenizer) for token in reader.stop_ids)}",

@@ -322,7 +322,7 @@ def show_rl_plan(config: Config, caller: CallerObjects = NO_CALLER, *, show_prom
         reader = Reader(
             tokenizer=session.policy.tokenizer,
             stop_ids=session.policy.stop_ids,
-            template="" if caller.policy else config.model.chat_template,
+            template_file="" if caller.policy else config.model.chat_template,
             template_options=config.model.template_options,
         )
         shown = first_step_lines(collected.groups, collected.grades, show_prompts, reader)

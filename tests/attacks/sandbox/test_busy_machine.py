@@ -8,7 +8,7 @@ import pytest
 
 from posttrain.rewards.code import unit_test_runs
 from posttrain.rewards.code.code_reward import CodeReward, course_graded
-from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
+from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, sandbox_answers
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.math_reward import Question, slowly
@@ -97,7 +97,7 @@ def test_a_comparison_that_had_no_processor_is_a_failure_and_the_next_ones_are_a
     # A stand-in for sympy, which never sleeps: what it takes by the clock and does not compute, it waited.
     function = SandboxFunction("compare", "import time\ndef compare(n):\n    time.sleep(n)\n    return 'same'")
     with ProcessPool() as pool:
-        said = answers(pool, function, [[60], [0]], cpu_seconds=1.0)
+        said = sandbox_answers(pool, function, [[60], [0]], cpu_seconds=1.0)
     assert said == [Unanswered.LOST, "same"]
     starved, same = (slowly(one, Question("1/2", "x")) for one in said)
     assert isinstance(starved, ScoringFailure)
