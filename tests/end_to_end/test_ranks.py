@@ -119,6 +119,29 @@ def test_ranks_with_other_settings_are_refused(folder: Path, tmp_path: Path) -> 
     assert "Traceback" not in first.err + other.err
 
 
+OWN_POLICY = """
+import os
+os.environ.update({environment!r})
+import posttrain
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model, tokenizer = (kind.from_pretrained({model!r}) for kind in (AutoModelForCausalLM, AutoTokenizer))
+posttrain.train(posttrain.load_recipe({recipe!r}), policy=posttrain.as_policy(model, tokenizer))
+"""
+
+
+def test_ranks_whose_own_policies_have_other_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    recipe, started = tiny_recipe(tmp_path / "run", model={"path": str(folder / "model")}), []
+    for rank, environment in enumerate(environments(2)):
+        (logs := tmp_path / f"rank-{rank}").mkdir()
+        model = str(save_tiny_model(logs / "model", seed=rank))
+        program = OWN_POLICY.format(environment=environment, model=model, recipe=str(recipe))
+        started.append(start_program(program, folder=tmp_path, logs=logs))
+    ended = ended_ranks(started)
+    assert "the weights of rank 1 differ from those of rank 0" in ended[0].err
+    assert all(each.code for each in ended)
+
+
 def test_only_the_first_rank_reads_models(folder: Path, tmp_path: Path) -> None:
     """The other one has neither the model nor the reference, and trains both."""
     kl = {"algorithm": {"kl": {"coefficient": 0.1}}, "reference": {"path": "reference"}}
