@@ -99,6 +99,19 @@ def test_the_courses_column_is_ours_but_for_the_critics_gradient() -> None:
     assert parts.critic_bytes(LLAMA, of_adapter) == 16 * 4097 + 16 * parts.trained_parameters(LLAMA, of_adapter)
 
 
+def test_a_critic_of_several_ranks_copies_what_is_frozen_but_for_layers_in_4_bits() -> None:
+    """By two ranks: all 8 B frozen weights in 16 bits; in 4 bits only the two tables of 128,256 × 4096, and norms."""
+
+    def added(setup: MemorySetup) -> int:
+        return parts.critic_bytes(LLAMA, replace(setup, ranks=2)) - parts.critic_bytes(LLAMA, setup)
+
+    own = replace(IN_BF16, critic=True, value_head="linear")
+    assert added(own.with_adapter(16)) == 2 * 8_030_261_248
+    assert added(own.with_adapter(16, quantized=True)) == 2 * (2 * 128_256 * 4096 + NORMS)
+    assert added(own) == 2 * 128_256 * 4096  # the output matrix, which nothing trains
+    assert added(IN_BF16) == 0
+
+
 ADAPTED = MemorySetup().with_adapter(16)
 # Of Qwen2.5-0.5B, layer by layer: q and o 896+896, k and v 896+128, gate, up and down 896+4864, times the rank.
 ADAPTER = 24 * 16 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864))

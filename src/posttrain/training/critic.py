@@ -158,6 +158,7 @@ def own_trunk(policy: Policy, options: CriticOptions) -> ScoredBody | None:
     """The critic's separate model, with its score if it is a reward model's; None if the head reads the policy.
 
     A copy of the policy shares the weights that are not trained, and the output layer, which a critic does not use.
+    A sharded policy is copied with these; only its layers in 4 bits are shared.
     """
     size = sum(each.numel() for each in policy.model.parameters())
     if not options.has_own_trunk(size):

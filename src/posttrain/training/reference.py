@@ -1,7 +1,7 @@
 """The policy that a KL term compares with, entered as a context: `with reference.entered() as policy: ...`.
 
-A copy shares the frozen parts of a model.  With an adapter over a frozen model nothing is copied: the reference is the
-same weights with the adapter off, or with its earlier matrices.
+A copy shares the frozen parts of a model, unless that is split over ranks.  With an adapter over a frozen model nothing
+is copied: the reference is the same weights with the adapter off, or with its earlier matrices.
 """
 
 import copy
@@ -41,7 +41,7 @@ class Reference(Protocol):
 
 
 class FrozenCopy:
-    """A copy of the policy that shares the parameters that are not trained.
+    """A copy of the policy that shares the parameters that are not trained; of a sharded policy, only layers in 4 bits.
 
     Matrices of linear layers are held in the type of their products, which round them to it anyway, so the numbers are
     the same.  In the model's own forward pass a layer may do otherwise, and all are copied unchanged.

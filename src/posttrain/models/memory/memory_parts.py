@@ -201,7 +201,8 @@ def critic_bytes(shape: ModelShape, setup: MemorySetup) -> int:
         16 · head;   with a trunk   + 4 b · (N - V·d)     if the output matrix is untied; else 4 b · N
 
     A linear head has d + 1 weights, an MLP 4 d · d + 4 d + 4 d + 1.  A copy of an adapted policy shares what is frozen:
-    16 · trained for 4 b · N.
+    16 · trained for 4 b · N.  With several ranks a copy shares only layers in 4 bits: add the other frozen weights, or
+    b · V·d if the output matrix is untied.
     """
     d, channels = shape.hidden, 4 * shape.hidden
     heads = {"none": 0, "linear": d + 1, "mlp": channels * d + 2 * channels + 1}
@@ -209,9 +210,13 @@ def critic_bytes(shape: ModelShape, setup: MemorySetup) -> int:
     if not setup.critic:
         return head
     if setup.adapter_rank is not None:
-        return head + 4 * FLOAT32 * trained_parameters(shape, setup)
-    trunk = shape.parameters - (0 if shape.tied else shape.head_parameters)
-    return head + 4 * setup.weight_bytes * trunk
+        adapter = FLOAT32 * trained_parameters(shape, setup)
+        shared = round(NF4_BYTES * shape.linear_parameters) if setup.quantized else 0
+        frozen = weights(shape, setup) - adapter - shared
+        return head + 4 * adapter + (frozen if setup.ranks > 1 else 0)
+    output = 0 if shape.tied else shape.head_parameters
+    trunk = 4 * setup.weight_bytes * (shape.parameters - output)
+    return head + trunk + (setup.weight_bytes * output if setup.ranks > 1 else 0)
 
 
 def value_activations(shape: ModelShape, setup: MemorySetup) -> int:
