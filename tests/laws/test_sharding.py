@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
 
 from posttrain.algorithms.table import ALGORITHMS
 from posttrain.errors import UserError
 from posttrain.models.model_outputs import enable_recomputation
 from posttrain.models.policy import Policy, as_policy
-from posttrain.models.sharding import own_part, sharded, whole, whole_copy, whole_weights
+from posttrain.models.sharding import can_be_sent, own_part, sharded, whole, whole_copy, whole_weights
 from posttrain.options.model import AdapterOptions
 from posttrain.records import Prompt
 from posttrain.runs.progress import Clock
@@ -247,6 +248,14 @@ def test_a_policy_that_cannot_be_split_is_refused() -> None:
     hooked = as_policy(tiny_model("llama", exact=False), tokenizer())
     hooked.model.model.register_forward_hook(lambda *_: None)
     assert "has a hook" in refused_to_shard(hooked)
+
+
+def test_a_tokenizer_with_code_of_its_own_is_loaded_by_every_rank() -> None:
+    class OwnTokenizer(PreTrainedTokenizerFast): ...
+
+    policy = as_policy(tiny_model("llama", exact=False), tokenizer())
+    assert can_be_sent(policy)
+    assert not can_be_sent(replace(policy, tokenizer=OwnTokenizer(tokenizer_object=tokenizer().backend_tokenizer)))
 
 
 def test_an_optimiser_over_whole_weights_is_refused_with_several_ranks() -> None:

@@ -61,14 +61,14 @@ def loaded_by_first(
 ) -> tuple[Policy, Beside]:
     """What `load` returns, called on the first rank; the others get the policy without weights, until it is `sharded`.
 
-    All ranks call it.  Each of them loads a model that cannot be sent without weights (layers in 4 bits, and classes
-    that are not transformers'), or that may not be.  Raises RunError if these differ.
+    All ranks call it.  Models with 4-bit layers or classes outside transformers (of the model or its tokenizer) are
+    loaded by every rank, and so is a caller's policy (`may_send=False`).  Raises RunError if these weights differ.
     """
     if ranks.size == 1:
         return load()
     loaded = None if ranks.rank else load()
     sent = None
-    if loaded is not None and may_send and can_be_sent(loaded[0].model):
+    if loaded is not None and may_send and can_be_sent(loaded[0]):
         bare = without_weights(loaded[0].model, set())
         sent = loaded[0].device.type, replace(over(loaded[0], bare), ranks=ONE_RANK), loaded[1]
     sent = ranks.broadcast(sent)
@@ -82,15 +82,21 @@ def loaded_by_first(
     return replace(policy, ranks=ranks), beside
 
 
-def can_be_sent(model: PreTrainedModel) -> bool:
-    return type(model).__module__.startswith("transformers.") and not any(is_4_bit(each) for each in model.modules())
+def can_be_sent(policy: Policy) -> bool:
+    """Whether another rank, which has not loaded the model's own code, can unpickle it; layers in 4 bits stay whole."""
+    classes = type(policy.model), type(policy.tokenizer)
+    known = all(each.__module__.startswith("transformers.") for each in classes)
+    return known and not any(is_4_bit(each) for each in policy.model.modules())
 
 
 def sharded(policy: Policy) -> Policy:
     """The policy with each parameter split over its ranks, all of which get the numbers of the first one.
 
-    Collective.  The model is changed in place, once: for another policy of it its pass is found again.  Make its
-    optimiser after.  Layers in 4 bits stay whole on every rank.  With one rank it is the policy itself.
+    Collective.  The model is changed in place, once.  Make its optimiser after.  Layers in 4 bits stay whole on every
+    rank.  With one rank it is the policy itself.
+
+    All policies of one model share one sharded pass.  Another, unsharded policy of the model sets its kind of pass
+    (shared prompt or plain) for all of them, and what `whole_weights` yields: use one kind once training has begun.
 
     Raises UserError for a forward pass of your own, and for trained weights of several types.
     """
@@ -107,7 +113,8 @@ def sharded(policy: Policy) -> Policy:
 def parted_copy(policy: Policy, types: Mapping[int, torch.dtype] | None = None, *, trained: bool = True) -> Policy:
     """A sharded policy whose weights are copies of this sharded one's, made layer by layer; collective.
 
-    `types` are other types of some parameters, by their id; `trained` keeps what is trained.
+    `types` are other types of some parameters, by their id.  With `trained=False` nothing requires a gradient.  Frozen
+    parameters are copied too; only layers in 4 bits are shared.
     """
     forward, others = sharded_forward(policy), types or {}
     assert forward is not None, "copies of whole policies are whole"
@@ -156,8 +163,9 @@ def shard_head(module: nn.Module, policy: Policy) -> None:
 def whole_weights(policy: Policy) -> Iterator[Policy]:
     """Inside, every rank holds the whole model: yields the policy for its weights now; collective.
 
-    Yields the same object each time, for which an engine may be made once.  A policy that is not sharded is yielded
-    itself.  For inference: take no optimiser step and no `state_dict()` inside.
+    Yields the same object each time, for which an engine may be made once, until `sharded` gets another policy of the
+    model.  A policy that is not sharded is yielded itself.  For inference: take no optimiser step and no
+    `state_dict()` inside.
     """
     forward = sharded_forward(policy)
     if forward is None:

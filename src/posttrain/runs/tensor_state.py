@@ -33,7 +33,7 @@ class PartedTensors(Mapping[str, Tensor]):
         raise NotImplementedError
 
     def renamed(self, names: Mapping[str, str]) -> "PartedTensors":
-        """Those with these names, each under the other."""
+        """The tensors under new names: `names` maps each new name to the old one."""
         raise NotImplementedError
 
 
