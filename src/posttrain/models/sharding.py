@@ -67,6 +67,7 @@ def loaded_by_first(
     if ranks.size == 1:
         return load()
     loaded = None if ranks.rank else load()
+    ranks.meet()  # a collective would limit the seconds of loading
     sent = None
     if loaded is not None and may_send and can_be_sent(loaded[0]):
         bare = without_weights(loaded[0].model, set())
@@ -78,6 +79,7 @@ def loaded_by_first(
         policy, beside = loaded or (bare_policy, beside)
     else:
         policy, beside = loaded or load()
+        ranks.meet()
         ranks.agree("the weights", lambda: weights_digest(policy.model))
     return replace(policy, ranks=ranks), beside
 

@@ -57,6 +57,9 @@ class RankGroup:
         """The values of all ranks, in their order, on all ranks."""
         return [value]
 
+    def meet(self) -> None:
+        """Wait until all ranks are here, however long that takes.  Raises RunError if one is gone."""
+
     def agree(self, what: str, digest: Callable[[], str]) -> None:
         """Raise RunError if a digest differs between ranks; learn of signals that other ranks got."""
 

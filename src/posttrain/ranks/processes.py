@@ -45,9 +45,10 @@ class RankProcesses(RankGroup):
     def __init__(self, rank: int, size: int, *, timeout_seconds: float) -> None:
         self.rank, self.size, self.timeout_seconds = rank, size, timeout_seconds
         self.store = RankStore(rank, size, next(JOINED), seconds=timeout_seconds)
-        self._calls, self._inside = 0, False
+        self._calls, self._meetings, self._inside = 0, 0, False
         self._mesh: DeviceMesh | None = None
-        self._alive, self._alive_since = "", time.monotonic()
+        self._heard: dict[int, tuple[str, float]] = {}
+        """The last sign of life of ranks that this one waits for, and when it came."""
         self._gone: list[int] = []
         """Ranks that cannot say themselves how they ended."""
 
@@ -67,14 +68,7 @@ class RankProcesses(RankGroup):
 
     def next_call(self) -> tuple[str, tuple[Any, ...]]:
         self._calls += 1
-        key, self._alive_since, pause = f"call/{self._calls}", time.monotonic(), SHORTEST_PAUSE
-        looked = self._alive_since
-        while not self.store.read(key):
-            time.sleep(pause)
-            pause = min(1.2 * pause, LONGEST_PAUSE)
-            if time.monotonic() - looked > LOOK_SECONDS:
-                self.require_leader()
-                looked = time.monotonic()
+        self._wait_for(f"call/{self._calls}", 0)
         nothing: tuple[str, tuple[Any, ...]] = ("", ())
         return self.broadcast(nothing)
 
@@ -92,6 +86,23 @@ class RankProcesses(RankGroup):
         boxes: list[Any] = [None] * self.size
         dist.all_gather_object(boxes, value)
         return boxes
+
+    def meet(self) -> None:
+        self._meetings += 1
+        self.store.write(f"met/{self._meetings}/{self.rank}", "yes")
+        for rank in self.store.others:
+            self._wait_for(f"met/{self._meetings}/{rank}", rank)
+
+    def _wait_for(self, key: str, rank: int) -> None:
+        """Until this rank writes the key."""
+        looked, pause = time.monotonic(), SHORTEST_PAUSE
+        self._heard[rank] = "", looked
+        while not self.store.read(key):
+            time.sleep(pause)
+            pause = min(1.2 * pause, LONGEST_PAUSE)
+            if time.monotonic() - looked > LOOK_SECONDS:
+                self._require_alive(rank)
+                looked = time.monotonic()
 
     def agree(self, what: str, digest: Callable[[], str]) -> None:
         found = self.gathered((digest(), self.asked))
@@ -155,8 +166,8 @@ class RankProcesses(RankGroup):
             if not self._gone:
                 self._gone, how = self.store.silent(self.store.others), "gave no sign of life"
         except RuntimeError:  # the store ended with the process that held it, or cannot be reached
-            self._gone = [0]
-            return RunError(f"{store_address()}: rank 0 ended, or its machine cannot be reached.  {CONTINUE}")
+            self._gone, who = ([0], "rank 0") if holds_store(0) else ([], "the process that started rank 0")
+            return RunError(f"{store_address()}: {who} ended, or its machine cannot be reached.  {CONTINUE}")
         if self._gone:
             return RunError(f"{' and '.join(f'rank {each}' for each in self._gone)} {how}.  {CONTINUE}")
         first, seconds = said.strip().partition("\n")[0][:300], f"run.rank_timeout_seconds = {self.timeout_seconds:g}"
@@ -203,14 +214,18 @@ class RankProcesses(RankGroup):
                 time.sleep(0.02)
 
     def require_leader(self) -> None:
-        if self.store.read("failed") or 0 in self.store.ended():
+        self._require_alive(0)
+
+    def _require_alive(self, rank: int) -> None:
+        if self.store.read("failed") or rank in self.store.ended():
             raise self.lost("")
-        now, alive = time.monotonic(), self.store.read("alive/0")
-        if alive != self._alive:
-            self._alive, self._alive_since = alive, now
-        if now - self._alive_since > self.timeout_seconds:
-            self._gone, limit = [0], f"run.rank_timeout_seconds = {self.timeout_seconds:g}"
-            raise RunError(f"rank 0 gave no sign of life within {limit}.  {CONTINUE}")
+        now, sign = time.monotonic(), self.store.read(f"alive/{rank}")
+        before, heard = self._heard[rank]
+        if sign != before:
+            self._heard[rank] = sign, now
+        elif now - heard > self.timeout_seconds:
+            self._gone, limit = [rank], f"run.rank_timeout_seconds = {self.timeout_seconds:g}"
+            raise RunError(f"rank {rank} gave no sign of life within {limit}.  {CONTINUE}")
 
     def has_begun(self) -> bool:
         return self.store.has_begun()
@@ -258,6 +273,7 @@ def start_group(ranks: RankProcesses) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl"
+    began = time.monotonic()
     try:
         dist.init_process_group(
             backend,
@@ -267,6 +283,10 @@ def start_group(ranks: RankProcesses) -> None:
             timeout=timedelta(seconds=ranks.timeout_seconds),
         )
     except RuntimeError as error:
+        if time.monotonic() - began >= ranks.timeout_seconds and (absent := ranks.store.not_started()):
+            named, limit = " and ".join(f"rank {each}" for each in absent), f"{ranks.timeout_seconds:g}"
+            fault = f"{named} did not start within run.rank_timeout_seconds = {limit}"
+            raise RunError(f"{fault}.  Read what {named} printed, and start all ranks again.") from error
         said = str(error).strip().splitlines()[0][:300]
         remedy = "Set GLOO_SOCKET_IFNAME to the network interface that their machines share (`ip address` shows it)."
         raise RunError(f"the ranks cannot connect to each other ({said}).  {remedy}") from error

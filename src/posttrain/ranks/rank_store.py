@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cache
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from signal import SIGCONT
@@ -26,18 +26,22 @@ BEAT_SECONDS = 1.0
 SILENT_SECONDS = 5.0
 """A rank without a sign of life for so long has ended, hangs, or cannot be reached."""
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+HELD = dict[int, TCPStore]()
+"""The store of this process, by its rank."""
 
 
 class RankStore:
     """The texts of one group of ranks.  A call raises DistNetworkError where the store does not answer in time."""
 
     def __init__(self, rank: int, size: int, number: int, *, seconds: float) -> None:
-        """`number` tells the groups of a process apart; `seconds` is the time limit of a call."""
-        self.rank, self.number, self.seconds = rank, number, seconds
+        """`number` tells the groups of a process apart; `seconds` is the time limit of connecting and of a call."""
+        self.rank, self.number, self.limit_seconds = rank, number, seconds
+        self.seconds = seconds
+        """What a call waits now: less than its limit once the store was out of reach."""
         self.others = [each for each in range(size) if each != rank]
         self._processes: dict[int, tuple[str, int]] = {}
         """Machine and process of other ranks, as far as they are known."""
-        self.job, self.attempt = self.keys(store_of_process(rank))
+        self.job, self.attempt = self.keys(store_of_process(rank, seconds))
         self.write(f"process/{rank}", f"{machine()} {os.getpid()}")
 
     def keys(self, server: TCPStore) -> tuple[Store, Store]:
@@ -71,8 +75,14 @@ class RankStore:
         try:
             return answer.result(self.seconds)
         except TimeoutError:
-            limit, self.seconds = self.seconds, 0.0  # no other call waits for a store that is out of reach
-            raise DistNetworkError(f"{store_address()} did not answer in {limit:g} seconds") from None
+            self.seconds = 0.0  # no other call waits for a store that is out of reach
+            raise DistNetworkError(f"{store_address()} did not answer in {self.limit_seconds:g} seconds") from None
+
+    def not_started(self) -> list[int]:
+        """Other ranks that have never reached the store."""
+        with suppress(RuntimeError):  # nobody can tell
+            return [rank for rank in self.others if not self.read(f"process/{rank}")]
+        return []
 
     def ended(self) -> list[int]:
         """Other ranks of this machine whose process has ended."""
@@ -101,19 +111,20 @@ class RankStore:
     def show_life(self, done: threading.Event) -> None:
         """Say again and again that this rank is alive, over a connection of its own."""
         try:
-            _, store = self.keys(connected())
+            _, store = self.keys(connected(self.limit_seconds))
             for number in count(1):
                 store.set(f"alive/{self.rank}", str(number))
                 if done.wait(BEAT_SECONDS):
                     return
-        except RuntimeError:
+        except (RuntimeError, UserError):
             return  # the store has ended, and the run with it
 
 
-@cache
-def store_of_process(rank: int) -> TCPStore:
+def store_of_process(rank: int, seconds: float) -> TCPStore:
     """Held as long as the process: where rank 0 is the host of the store, others read it until they end."""
-    return connected(is_host=holds_store(rank))
+    if rank not in HELD:
+        HELD[rank] = connected(seconds, is_host=holds_store(rank))
+    return HELD[rank]
 
 
 def holds_store(rank: int) -> bool:
@@ -121,12 +132,14 @@ def holds_store(rank: int) -> bool:
     return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
-def connected(*, is_host: bool = False) -> TCPStore:
+def connected(seconds: float, *, is_host: bool = False) -> TCPStore:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        return TCPStore(address, port, is_master=is_host, wait_for_workers=False)
+        limit = timedelta(seconds=seconds)
+        return TCPStore(address, port, is_master=is_host, wait_for_workers=False, timeout=limit)
     except DistNetworkError as error:
-        raise UserError(f"{store_address()}: {str(error).splitlines()[0]}") from error
+        remedy = "Set MASTER_PORT to a free port." if is_host else "Check that rank 0 runs there, and the port is open."
+        raise UserError(f"{store_address()}: {str(error).splitlines()[0].rstrip('.')}.  {remedy}") from error
 
 
 def store_address() -> str:

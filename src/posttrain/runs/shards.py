@@ -30,7 +30,7 @@ FILE_BYTES, MOST_FILES = 2**27, 64
 def write_shards(folder: Path, tensors: Mapping[str, Tensors]) -> None:
     """Write this rank's parts; on the disk when it returns.  All ranks call it together."""
     named = {f"{group}{BETWEEN}{name}": tensor for group, some in tensors.items() for name, tensor in some.items()}
-    with failing_as_one():
+    with failing_as_one(names_rank=True):
         save(named, storage_writer=HuggingFaceStorageWriter(str(folder), numbered_files(named), save_distributed=True))
     for file in folder.glob(f"shard-{dist.get_rank() + 1:05}-*"):
         with file.open("rb+") as content:
@@ -86,12 +86,16 @@ def read_shards(folder: Path) -> dict[str, ShardTensors]:
 
 
 @contextmanager
-def failing_as_one() -> Iterator[None]:
-    """Raise the error of the first rank that failed, on all ranks; torch raises a BaseException with tracebacks."""
+def failing_as_one(*, names_rank: bool = False) -> Iterator[None]:
+    """Raise the error of the first rank that failed, on all ranks; torch raises a BaseException with tracebacks.
+
+    `names_rank` is for what ranks do together: for torch, a process that reads by itself is rank 0.
+    """
     try:
         yield
     except CheckpointException as failed:
         rank, (error, _) = min(failed.failures.items(), key=lambda each: each[0])
         if isinstance(error, OSError) and error.errno is not None:
-            raise OSError(error.errno, f"{error.strerror} (rank {rank})") from None
+            where = f" (rank {rank})" if names_rank else ""
+            raise OSError(error.errno, f"{error.strerror}{where}") from None
         raise error from failed

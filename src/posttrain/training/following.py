@@ -7,7 +7,6 @@ open, put, take             ── "sample" ──→      its share of the cont
 harness.save, resume       ── "save", "restore" →
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,7 +42,7 @@ class Follower:
     def __init__(self, threads: ThreadClaim) -> None:
         self.threads = threads
         self.parts: list[object] = [self]
-        """What has the methods that rank 0 calls; the first one that has it is meant."""
+        """What has the methods that rank 0 calls.  The first part that has the method is called."""
 
     def write_shards(self, folder: Path) -> None:
         """This rank's parts of a checkpoint, in RUN/checkpoints/STEP."""
@@ -65,8 +64,9 @@ def follow_rank_0(follower: Follower, ranks: RankGroup, folder: str) -> Run:
             if call == "end":
                 return cast("Run | None", given[0]) or Run(folder=Path(folder), summary={}, interrupted=True)
             ranks.asked = interruption.reason if interruption else ""
-            method: Callable[..., object] = next(getattr(each, call) for each in follower.parts if hasattr(each, call))
-            method(*given)
+            part = next((each for each in follower.parts if hasattr(each, call)), None)
+            assert part is not None, f"no part of {type(follower).__name__} has {call}"
+            getattr(part, call)(*given)
 
 
 class RlFollower(Follower):
