@@ -1,6 +1,6 @@
 """The routes of vLLM 0.32 for training by reward, over the in-process engine: token ids and weights.
 
-An update is pause, start, update, finish, resume.  Weights are checked as a whole before any is changed.  Completions
+An update is start, update, pause, finish, resume.  Weights are checked as a whole before any is changed.  Completions
 under way go on with them from their next token.  After a fault the last good weights stay, and `start` comes again.
 """
 
@@ -156,8 +156,7 @@ class TrainingRoutes:
             rule = f"its base has the digest {adapter.base_digest[:80]!r}, and this server's {held!r}"
             raise RefusedRequest(f"adapter: {rule}.  Serve the base that is trained.")
         content = self.folder.read(info.path, info.sha256)
-        with self.sampler.hands_off():  # an adapter is tried on the model
-            return change_to(self.service.policy, content, info.adapter)
+        return change_to(self.service.policy, content, info.adapter, self.sampler.hands_off)
 
     async def finish(self, request: Request) -> Response:
         """Put the checked weights in place, between two tokens."""
@@ -170,7 +169,7 @@ class TrainingRoutes:
             if self.checked is None:
                 raise RefusedRequest(f"no weights were given: POST {rl_protocol.UPDATE} first", HTTPStatus.CONFLICT)
             await run_in_threadpool(self.put, *self.checked, int(version))
-            self.started = False
+            self.started, self.checked = False, None  # which holds all tensors of the file
         return JSONResponse({"message": "Weight update finished"})
 
     def put(self, change: Change, given: rl_protocol.UpdateInfo, version: int) -> None:

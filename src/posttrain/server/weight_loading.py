@@ -4,6 +4,7 @@ A file has all weights by the names of the saved model, tied ones once, or an ad
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -46,21 +47,31 @@ def base_digest(policy: Policy) -> str:
     return model_digest(Path(policy.model.name_or_path)) if policy.model.name_or_path else ""
 
 
-def change_to(policy: Policy, content: bytes, adapter: AdapterFields | None) -> Change:
-    """How to put the weights in a file in place.  Raises RefusedRequest where they are not this model's."""
+def change_to(
+    policy: Policy,
+    content: bytes,
+    adapter: AdapterFields | None,
+    hands_off: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Change:
+    """How to put the weights in a file in place.  Raises RefusedRequest where they are not this model's.
+
+    The model may sample meanwhile, except inside `hands_off`.
+    """
     try:
         tensors: Tensors = load(content)
     except (SafetensorError, ValueError, KeyError) as error:
         raise RefusedRequest(f"weights: not a whole safetensors file ({error})") from error
     if adapter is not None:
-        return adapter_change(policy, tensors, adapter)
+        with hands_off():  # the first adapter is tried on the model
+            return adapter_change(policy, tensors, adapter)
     if adapted_names(policy.model):
         raise RefusedRequest("weights: this server has an adapter, and takes other weights of it only.  Restart it.")
     shapes = {name: each.shape for name, each in ExportedWeights(policy).merged().items()}
     require_shapes(tensors, shapes)
     held = policy.model.state_dict()
     if any(name not in held or held[name].shape != shape for name, shape in shapes.items()):
-        tensors = as_held(policy, tensors)
+        with hands_off():  # transformers changes torch's default type for the whole process while it loads
+            tensors = as_held(policy, tensors)
 
     def put() -> Policy:
         copy_into(held, tensors)
