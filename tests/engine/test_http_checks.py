@@ -118,6 +118,11 @@ REFUSALS: dict[str, tuple[bool, Callable[[FakeInference], object], tuple[str, ..
         lambda fake: fake.settings.update(cache_config={"enable_prefix_caching": True}),
         ("--no-enable-prefix-caching",),
     ),
+    "vLLM, no word of a prefix cache": (
+        False,
+        lambda fake: fake.hidden.add("cache_config"),
+        ("not a VllmFacts", "cache_config"),
+    ),
     "vLLM, no weight transfer": (
         False,
         lambda fake: fake.settings.update(weight_transfer_config={"backend": "nccl"}),

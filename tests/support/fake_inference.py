@@ -67,6 +67,8 @@ class FakeInference:
         """What it says of itself that is not so."""
         self.settings: dict[str, dict[str, Any]] = {}
         """vLLM's settings that are not the usual ones."""
+        self.hidden: set[str] = set()
+        """Sections of vLLM's settings that it leaves out."""
         self.adds = SamplingParams()
         """What it adds to a request's sampling."""
         self.keeps_old_weights = self.raw_logprobs = self.started = self.paused = False
@@ -120,7 +122,11 @@ class FakeInference:
             "cache_config": {"enable_prefix_caching": False},
             "weight_transfer_config": {"backend": "safetensors_file"},
         }
-        return {"vllm_config": {name: {**usual[name], **self.settings.get(name, {})} for name in usual}}
+        return {
+            "vllm_config": {
+                name: {**usual[name], **self.settings.get(name, {})} for name in usual if name not in self.hidden
+            }
+        }
 
     def tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"tokens": self.policy.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]}

@@ -35,6 +35,6 @@ class VllmFacts(Facts):
     override_generation_config: Annotated[dict[str, Any], at("model_config", "override_generation_config")] = field(
         default_factory=dict
     )
-    prefix_caching: Annotated[bool | None, at("cache_config", "enable_prefix_caching")] = None
+    prefix_caching: Annotated[bool | None, at("cache_config", "enable_prefix_caching")]
     backend: Annotated[str, at("weight_transfer_config", "backend")] = "off"
     """How weights reach it."""
