@@ -45,12 +45,14 @@ class Lease:
     def __init__(self) -> None:
         self.owner, self.until = "", 0.0
 
-    def take(self, owner: str, seconds: float) -> None:
-        """Raises ValueError while another run has it."""
+    def take(self, owner: str, seconds: float, *, renews: bool) -> None:
+        """Raises ValueError while another run has it, and if a run `renews` that has lost it."""
         left = self.until - time.monotonic()
         if self.owner not in ("", owner) and left > 0:
             remedy = f"End that run, or use another server; if it was killed, try again in {left:.0f} seconds"
             raise ValueError(f"this server samples for {self.owner[-120:]}.  {remedy}.")
+        if renews and owner != self.owner:
+            raise ValueError("this server is no longer yours: it was restarted, or another run has had it.  Update it.")
         self.owner, self.until = (owner if seconds else ""), time.monotonic() + seconds
 
 
@@ -71,10 +73,11 @@ def make_engine_class() -> type:
 
     @dataclass
     class InitInfo(WeightTransferInitInfo):
-        """Who the trainer is, and how long it keeps the server after this."""
+        """Who the trainer is, how long it keeps the server after this, and whether it must have it already."""
 
         owner: str = ""
         lease_seconds: float = 0.0
+        renews: bool = False
 
     @dataclass
     class UpdateInfo(WeightTransferUpdateInfo):
@@ -89,7 +92,7 @@ def make_engine_class() -> type:
         lease = Lease()
 
         def init_transfer_engine(self, init_info: InitInfo) -> None:
-            self.lease.take(init_info.owner, init_info.lease_seconds)
+            self.lease.take(init_info.owner, init_info.lease_seconds, renews=init_info.renews)
 
         def start_weight_update(self) -> None:
             self.tensors: dict[str, Any] | None = None

@@ -118,7 +118,11 @@ def test_a_lease_ends_after_its_time_and_each_call_renews_it(server: RlServer) -
     assert (status, "samples for bob" in str(said)) == (409, True)
     assert server.take("bob", 0)[0] == 200  # given back
     status, said = server.post(wire.RESUME, **{wire.OWNER_HEADER: "ann"})
-    assert (status, "taken by another run" in str(said)) == (409, True)
+    assert (status, "belongs to no run" in str(said)) == (409, True)
+    assert server.take("bob", 0.05)[0] == 200
+    time.sleep(0.1)
+    status, said = server.post(wire.RESUME, **{wire.OWNER_HEADER: "ann"})
+    assert (status, "was taken by bob, whose lease has ended" in str(said)) == (409, True)
 
 
 CHANGING = (wire.PAUSE, wire.RESUME, wire.START, wire.UPDATE, wire.FINISH)
@@ -135,7 +139,8 @@ def test_only_its_run_changes_a_server_and_others_may_sample(server: RlServer) -
     assert server.post(wire.PAUSE, **{wire.OWNER_HEADER: "ann: /r%C3%A4ume/1"})[0] == 200
 
 
-def test_what_a_run_that_lost_its_server_had_under_way_is_not_answered(server: RlServer) -> None:
+@pytest.mark.parametrize("taken_back", [False, True])
+def test_what_a_run_that_lost_its_server_had_under_way_is_not_answered(taken_back: bool, server: RlServer) -> None:
     """Weights of another run may have sampled it, and may have the same version."""
     assert server.take("ann", 0.05)[0] == 200
     body = wire.GenerateRequest(token_ids=(3, 4), sampling_params=wire.SamplingFields(max_tokens=4))
@@ -146,21 +151,42 @@ def test_what_a_run_that_lost_its_server_had_under_way_is_not_answered(server: R
             time.sleep(0.01)
         time.sleep(0.1)
         assert server.take("bob", 60)[0] == 200
-        server.post(wire.RESUME, **{wire.OWNER_HEADER: "bob"})
+        if taken_back:
+            assert server.take("bob", 0)[0] == 200
+            assert server.take("ann", 60)[0] == 200
+        server.post(wire.RESUME, **{wire.OWNER_HEADER: "ann" if taken_back else "bob"})
         assert under_way.result()[0] == 409
 
 
-def test_a_run_that_calls_no_server_for_long_keeps_it(
-    place: Path, server: RlServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def engine(place: Path, server: RlServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpEngine]:
+    """Of a run that has the server, with a short lease."""
     for module in (http_engine, weight_updates):
         monkeypatch.setattr(module, "LEASE_SECONDS", 0.3)
     policy = load_policy(ModelOptions(path=str(place / "model")))
-    engine = HttpEngine(policy, HttpOptions(urls=(server.url,)), longest=40, sampling=SamplingParams())
+    made = HttpEngine(policy, HttpOptions(urls=(server.url,)), longest=40, sampling=SamplingParams())
     try:
-        engine.load(ExportedWeights(policy), 0)
-        time.sleep(1)
-        assert server.take("bob", 60)[0] == 409
+        made.load(ExportedWeights(policy), 0)
+        yield made
     finally:
-        engine.close()
+        made.close()
+
+
+def test_a_run_that_calls_no_server_for_long_keeps_it(server: RlServer, engine: HttpEngine) -> None:
+    time.sleep(1)
+    assert server.take("bob", 60)[0] == 409
+    engine.close()
     assert server.take("bob", 60)[0] == 200
+
+
+def test_a_run_that_was_stopped_does_not_take_its_server_back_or_free_it(server: RlServer, engine: HttpEngine) -> None:
+    """The server has the other run's weights until the next update."""
+    engine.loop.call(time.sleep, 1)  # as SIGSTOP does
+    time.sleep(0.5)
+    for seconds in (60, 0):
+        assert server.take("bob", seconds)[0] == 200
+    time.sleep(1)
+    assert server.take("bob", 0.05)[0] == 200
+    time.sleep(0.3)
+    engine.close()
+    assert server.post(wire.RESUME, **{wire.OWNER_HEADER: "bob"})[0] == 200

@@ -157,6 +157,15 @@ def test_no_server_left_is_an_error_that_names_each(code: int, policy: Policy) -
             sample_groups(engine, PROMPTS, request(5))
 
 
+def test_a_server_that_recovers_replaces_one_that_fails_in_the_same_update(policy: Policy) -> None:
+    with ready(policy, 2) as (engine, fakes):
+        for version, fake in ((1, fakes[1]), (2, fakes[0])):
+            fake.faults[UPDATE].append(status(500))
+            engine.load(ExportedWeights(policy), version)
+        groups = sample_groups(engine, PROMPTS, request(2))
+        assert {each.weights_version for group in groups for each in group.rollouts} == {2}
+
+
 PHASES = {PAUSE: "pause", INIT: "init", START: "start", UPDATE: "update", FINISH: "finish", RESUME: "resume"}
 
 

@@ -103,7 +103,12 @@ def test_a_server_samples_for_one_run_until_it_gives_it_back_or_is_silent(server
     assert status >= 400
     assert "this server samples for ann: /runs/1" in said
     assert server.take("ann: /runs/1", 0)[0] == 200
+    assert server.take("ann: /runs/1", 60, renews=True)[0] >= 400  # other weights may be there by now
     assert server.take("bob: /runs/1", 0.2)[0] == 200
+    time.sleep(0.3)
+    for seconds in (60, 0):
+        assert server.take("ann: /runs/1", seconds, renews=True)[0] >= 400
+    assert server.take("bob: /runs/1", 0.2, renews=True)[0] == 200
     time.sleep(0.3)
     assert server.take("ann: /runs/1", 60)[0] == 200
     assert server.take("ann: /runs/1", 0)[0] == 200

@@ -88,9 +88,9 @@ class RlServer:
         path.write_bytes(content)
         return wire.UpdateInfo(path=str(path), sha256=hashlib.sha256(content).hexdigest())
 
-    def take(self, owner: str, seconds: float) -> tuple[int, str]:
+    def take(self, owner: str, seconds: float, *, renews: bool = False) -> tuple[int, str]:
         """Take the server for a run, or give it back after 0 seconds; status and content."""
-        info = wire.OwnerInfo(owner=owner, lease_seconds=seconds)
+        info = wire.OwnerInfo(owner=owner, lease_seconds=seconds, renews=renews)
         status, said = self.post(wire.INIT, wire.InitRequest(init_info=info))
         return status, str(said)
 

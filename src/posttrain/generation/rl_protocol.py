@@ -4,7 +4,7 @@
 that knows our fields has the object `posttrain` in its `/weight_info`; vLLM ignores them.  Log-probs cross exactly:
 JSON has the shortest decimal that reads back as the same double.
 
-One update: `INIT`, `PAUSE` (mode=keep), `START`, `UPDATE`, `FINISH`, `RESUME`.  INIT says who the trainer is: a server
+One update: `INIT`, `START`, `UPDATE`, `PAUSE` (mode=keep), `FINISH`, `RESUME`.  INIT says who the trainer is: a server
 samples for one at a time.
 """
 
@@ -219,8 +219,10 @@ class OwnerInfo:
 
     __pydantic_config__ = STRICT
     owner: str = ""
-    lease_seconds: Annotated[float, Ge(0)] = 0.0
+    lease_seconds: Annotated[float, Ge(0), Le(3600)] = 0.0
     """How long it keeps the server after its last call; 0 gives the server back."""
+    renews: bool = False
+    """Only a trainer that has the server may keep it or give it back: its weights are still there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

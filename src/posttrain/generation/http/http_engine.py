@@ -139,7 +139,8 @@ class HttpEngine:
 
         async def take(server: Server) -> None:
             with suppress(ServerFault):  # the next call that needs the server says it
-                await take_server(server.calls, "lease", seconds=self.options.seconds.connect, keep=keep)
+                seconds = self.options.seconds.connect
+                await take_server(server.calls, "lease", seconds=seconds, keep=keep, renews=True)
 
         await asyncio.gather(*(take(each) for each in self.servers if each.fault is None or not keep))
 
@@ -188,10 +189,12 @@ class HttpEngine:
         done = await asyncio.gather(
             *(self._update_one(each, files[each.url], version) for each in self.servers), return_exceptions=True
         )
+        for server, result in zip(self.servers, done, strict=True):
+            if isinstance(result, ProbeAnswer):  # before any is left out, which needs another one to be sound
+                server.fault = None
         answers = []
         for server, result in zip(self.servers, done, strict=True):
             if isinstance(result, ProbeAnswer):
-                server.fault = None
                 answers.append(result)
             elif strict or not isinstance(result, ServerFault):
                 raise result

@@ -27,7 +27,7 @@ from posttrain.generation.rl_protocol import (
 )
 
 LEASE_SECONDS = 60.0
-"""How long a server is kept for a run after its last call: a run calls more often, whatever it is at."""
+"""How long a server is kept for a run after its last call: a run renews it every third of this time."""
 SHARED = "Name a folder that trainer and server see under one path in engine.transfer_folder"
 
 
@@ -40,9 +40,14 @@ def uploads(facts: Facts, path: Path, transport: str) -> bool:
     )
 
 
-async def take_server(calls: ServerCalls, phase: str, *, seconds: float, keep: bool = True) -> None:
-    """Keep a server for this run, or give it back.  Raises ServerFault if another run has it."""
-    info = OwnerInfo(owner=unquote(calls.owner), lease_seconds=LEASE_SECONDS if keep else 0.0)
+async def take_server(
+    calls: ServerCalls, phase: str, *, seconds: float, keep: bool = True, renews: bool = False
+) -> None:
+    """Keep a server for this run, or give it back.  Raises ServerFault if another run has it.
+
+    With `renews` also if another run has had it since, or if it was restarted: it then has other weights.
+    """
+    info = OwnerInfo(owner=unquote(calls.owner), lease_seconds=LEASE_SECONDS if keep else 0.0, renews=renews)
     await calls.ask(phase, INIT, written(InitRequest(init_info=info)), seconds=seconds)
 
 
