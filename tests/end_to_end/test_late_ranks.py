@@ -76,3 +76,20 @@ def test_ranks_name_the_process_that_started_them_if_it_ends(tmp_path: Path) -> 
     first, _ = ended_ranks(started)
     assert "the process that started rank 0 ended, or its machine cannot be reached" in first.err
     assert first.code == 1
+
+
+TWICE = """
+import os
+os.environ.update({environment!r})
+from posttrain.ranks.rank_store import RankStore
+
+stores = [RankStore(0, 2, number, seconds=5.0 + number) for number in range(2)]
+for number, store in enumerate(stores):
+    store.write("key", str(number))
+print([store.read("key") for store in stores])
+"""
+
+
+def test_the_next_run_of_a_process_may_have_another_limit(tmp_path: Path) -> None:
+    ended = start_program(TWICE.format(environment=environments(2)[0]), folder=tmp_path).ended()
+    assert ended.out == "['0', '1']\n", ended.err

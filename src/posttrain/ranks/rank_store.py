@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from itertools import count
 from pathlib import Path
 from signal import SIGCONT
@@ -26,8 +27,6 @@ BEAT_SECONDS = 1.0
 SILENT_SECONDS = 5.0
 """A rank without a sign of life for so long has ended, hangs, or cannot be reached."""
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
-HELD = dict[int, TCPStore]()
-"""The store of this process, by its rank."""
 
 
 class RankStore:
@@ -120,11 +119,10 @@ class RankStore:
             return  # the store has ended, and the run with it
 
 
+@cache
 def store_of_process(rank: int, seconds: float) -> TCPStore:
     """Held as long as the process: where rank 0 is the host of the store, others read it until they end."""
-    if rank not in HELD:
-        HELD[rank] = connected(seconds, is_host=holds_store(rank))
-    return HELD[rank]
+    return connected(seconds, is_host=holds_store(rank))
 
 
 def holds_store(rank: int) -> bool:
@@ -136,7 +134,8 @@ def connected(seconds: float, *, is_host: bool = False) -> TCPStore:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
         limit = timedelta(seconds=seconds)
-        return TCPStore(address, port, is_master=is_host, wait_for_workers=False, timeout=limit)
+        # One process listens once, also if its next run has another limit.
+        return TCPStore(address, port, is_master=is_host, wait_for_workers=False, timeout=limit, multi_tenant=is_host)
     except DistNetworkError as error:
         remedy = "Set MASTER_PORT to a free port." if is_host else "Check that rank 0 runs there, and the port is open."
         raise UserError(f"{store_address()}: {str(error).splitlines()[0].rstrip('.')}.  {remedy}") from error
