@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.cli import main
-from posttrain.commands.launch import launch_of, typed_words
+from posttrain.commands.launch import launch_of, require_this_machine, typed_words
 from posttrain.commands.processes import (
     PlacedProcess,
     require_free_addresses,
@@ -218,6 +218,16 @@ def test_servers_are_dealt_out_to_machines_and_found_there_by_the_trainer():
     ]
     assert launch.servers[-1].command == ("play", "--at", "node-3:8300")
     assert "--environment.url ws://node-3:8300/ws" in launch.trainer.typed
+
+
+def test_servers_of_other_machines_are_not_started_here(tmp_path, capsys):
+    flags = ["--placement.engines.count", "3", "--placement.engines.hosts", "127.0.0.1", "192.0.2.1", "no-host.invalid"]
+    assert main(["launch", "countdown-tiny", *flags, "--run.folder", str(tmp_path / "run")]) == 2
+    refusal = "hosts = 192.0.2.1 no-host.invalid: launch starts processes on this machine only.  Add --dry-run"
+    assert refusal in capsys.readouterr().err
+    require_this_machine(load_recipe("countdown-tiny").placement)
+    for engines in ({"count": 1, "hosts": ["localhost"]}, {"count": 1, "hosts": ["192.0.2.1"], "command": "ssh it"}):
+        require_this_machine(load_recipe("countdown-tiny", placement={"engines": engines}).placement)
 
 
 def test_a_server_that_answers_already_is_not_taken_for_ours(tmp_path, free_port):

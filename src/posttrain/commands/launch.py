@@ -14,6 +14,7 @@ from posttrain.commands.processes import (
     POSTTRAIN,
     PlacedProcess,
     RunningProcess,
+    is_of_this_machine,
     require_free_addresses,
     show_until_end,
     started,
@@ -21,6 +22,7 @@ from posttrain.commands.processes import (
 )
 from posttrain.commands.ray_processes import started_by_ray
 from posttrain.config import Config
+from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
 from posttrain.options.placement import PlacementOptions
 from posttrain.options.rollout import HttpOptions, HttpSeconds
@@ -74,8 +76,20 @@ def main(arguments: Sequence[str]) -> int:
     if switches.dry_run:
         print("\n".join(each.typed for each in (*launch.servers, launch.trainer)))
         return 0
+    require_this_machine(config.placement)
     with stopped_with_a_word(lambda: what_is_kept(config.run.folder, "launch")):
         return run(launch, STARTED_BY[switches.by])
+
+
+def require_this_machine(placement: PlacementOptions) -> None:
+    """Refuse servers on other machines; a command of the user's own may start one there."""
+    engines = placement.engines
+    if not engines.count or engines.command:
+        return
+    if away := [host for host in engines.hosts if not is_of_this_machine(host)]:
+        rule = "launch starts processes on this machine only"
+        remedy = "Add --dry-run and type the commands there"
+        raise UserError(f"placement.engines.hosts = {' '.join(away)}: {rule}.  {remedy}.")
 
 
 def trainer_arguments(given: SplitArguments) -> list[str]:

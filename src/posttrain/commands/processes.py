@@ -7,6 +7,7 @@ import ctypes
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -138,6 +139,19 @@ def require_free_addresses(processes: Sequence[PlacedProcess]) -> None:
         if each.health and is_healthy(each.health):
             rule = "End it, or change the port in `placement`"
             raise UserError(f"{each.name}: something answers {each.health} already.  {rule}.")
+
+
+def is_of_this_machine(host: str) -> bool:
+    """Whether a process of this machine can listen at an address of a host; False for an unknown name."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    for family, kind, _, _, address in found:
+        with suppress(OSError), socket.socket(family, kind) as one:
+            one.bind(address)
+            return True
+    return False
 
 
 def is_healthy(address: str) -> bool:

@@ -42,7 +42,8 @@ class EnginesPlacement(Bounded):
     in."""
     hosts: tuple[NonEmptyStr, ...] = ("127.0.0.1",)
     """Addresses of the servers' machines, as the trainer reaches them.  Servers are dealt out to them in turn.  Other
-    machines than this one are for `posttrain launch --dry-run`, which prints what to type there."""
+    machines than this one need a `command` that starts servers there, or `posttrain launch --dry-run`, which prints
+    what to type there."""
     port: ListeningPort = 8100
     """Port of the first server of each machine; its others take those after it."""
 
