@@ -210,23 +210,30 @@ def changed_since(folder: Path, config: AnyConfig) -> list[str]:
 SECONDS = tuple(each.name for each in fields(HttpSeconds))
 MAY_CHANGE = frozenset(
     [
-        *("checkpoint", "tracker", "rollout.keep_alternatives", "run.folder", "run.overwrite", "run.num_steps"),
-        *("run.time_limit_minutes", "run.token_limit", "run.early_stop_evaluations", "run.report_to", "run.curves"),
-        *(
-            "run.keep_token_columns",
-            "run.rank_timeout_seconds",
-            "placement",
-            "engine.urls",
-            "engine.evaluation",
-            "engine.transport",
-        ),
-        *("environment.url", *(f"environment.{name}" for name in ("seconds", "workers", "max_failures"))),
-        *(
-            "engine.transport",
-            "engine.transfer_folder",
-            "engine.key_env",
-            *(f"engine.seconds.{name}" for name in SECONDS),
-        ),
+        "checkpoint",
+        "tracker",
+        "placement",
+        "rollout.keep_alternatives",
+        "run.folder",
+        "run.overwrite",
+        "run.num_steps",
+        "run.time_limit_minutes",
+        "run.token_limit",
+        "run.early_stop_evaluations",
+        "run.report_to",
+        "run.curves",
+        "run.keep_token_columns",
+        "run.rank_timeout_seconds",
+        "engine.urls",
+        "engine.evaluation",
+        "engine.transport",
+        "engine.transfer_folder",
+        "engine.key_env",
+        *(f"engine.seconds.{name}" for name in SECONDS),
+        "environment.url",
+        "environment.seconds",
+        "environment.workers",
+        "environment.max_failures",
     ]
 )
 """Sections and options that a resumed run may change: its length, what is kept of it, and where its servers are."""
