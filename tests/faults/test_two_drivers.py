@@ -30,7 +30,7 @@ def undisturbed(place: Path) -> Path:
     return place / "whole" / "run"
 
 
-def seconds_of(recipe: Path, run: Path) -> dict[str, Sequence[object]]:
+def second_drivers(recipe: Path, run: Path) -> dict[str, Sequence[object]]:
     """The ways in which a second driver may come."""
     begun = {"the same recipe": (recipe,), "a new run in its place": (recipe, "--run.overwrite")}
     return {**begun, "a resume": ("--resume", run)} if (run / "config.yaml").exists() else begun
@@ -43,7 +43,7 @@ def test_a_second_driver_is_refused_and_changes_nothing(place: Path, undisturbed
     first = start("rl", recipe, folder=folder, accident=pausing(MOMENTS[phase]))
     wait_for_pause(first, folder)
     before = files_of(run)
-    for how, arguments in seconds_of(recipe, run).items():
+    for how, arguments in second_drivers(recipe, run).items():
         ended = called("rl", *arguments)
         assert ended.code == 2, (how, ended.out, ended.err)
         assert f"process {first.process.pid} is writing to this run folder" in ended.err, how

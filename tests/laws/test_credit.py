@@ -59,7 +59,6 @@ def test_every_row_but_those_of_a_teacher_or_a_critic_has_its_rule_here() -> Non
 
 
 @pytest.mark.parametrize("name", RULES)
-@settings(max_examples=30)
 @given(seed=st.integers(0, 2**31), shape=st.tuples(st.integers(1, 3), st.integers(2, 5)), token_rewards=st.booleans())
 def test_every_algorithm_gives_all_tokens_of_a_completion_its_advantage(name, seed, shape, token_rewards) -> None:
     # What is divided by a mean of rewards takes none below 0.
@@ -282,7 +281,6 @@ def test_it_is_the_paper_s_formula_written_out(given, deviation, epsilon) -> Non
     np.testing.assert_allclose(made.numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=30, deadline=None)
 @given(given=scored(), function=st.integers(0, 2), factor=st.sampled_from([1e-9, 0.3, 50.0]), shift=st.just(3.0))
 def test_the_scale_and_the_zero_of_a_function_change_nothing(given, function, factor, shift) -> None:
     scores, weights = given
@@ -302,7 +300,6 @@ def test_the_scale_of_a_function_decides_where_scores_are_summed_first() -> None
     assert apart[0, 0].item() == pytest.approx(apart[0, 1].item())
 
 
-@settings(max_examples=30, deadline=None)
 @given(given=scored(), deviation=DEVIATIONS)
 def test_of_one_function_it_is_the_z_score_up_to_one_factor_of_the_step(given, deviation) -> None:
     scores = given[0][:1]

@@ -57,7 +57,6 @@ def random_tokens(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
-@settings(max_examples=30)
 @given(seed=SEEDS)
 def test_advantages(name: str, seed: int) -> None:
     rewards = random_rewards(seed)
@@ -66,7 +65,6 @@ def test_advantages(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("level", ["token", "sequence_mean", "sequence_product"])
-@settings(max_examples=30)
 @given(seed=SEEDS, low=st.floats(0, 1), high=st.floats(0, 3))
 def test_losses(level: str, seed: int, low: float, high: float) -> None:
     logprobs, denominators, gains, rollout = random_tokens(seed)
@@ -81,7 +79,6 @@ def test_losses(level: str, seed: int, low: float, high: float) -> None:
 
 
 @pytest.mark.parametrize("estimator", kl.ESTIMATORS)
-@settings(max_examples=30)
 @given(seed=SEEDS)
 def test_kl_estimators_of_tokens_and_of_whole_completions(estimator: str, seed: int) -> None:
     logprobs, reference, _, rollout = random_tokens(seed)
@@ -91,7 +88,6 @@ def test_kl_estimators_of_tokens_and_of_whole_completions(estimator: str, seed: 
     assert_twin(whole, twins.completion_kl(estimator, logprobs, reference, rollout))
 
 
-@settings(max_examples=30)
 @given(seed=SEEDS)
 def test_full_kl(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -110,7 +106,6 @@ def test_token_weights(rule: str, completions: list[tuple[int, bool]]) -> None:
     assert_twin(weights, np.array(expected))
 
 
-@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(1, 400), min_size=1, max_size=6), buffer=st.floats(0.01, 1), penalty=st.floats(0.01, 3)
 )

@@ -46,7 +46,6 @@ cases = given(
 )
 
 
-@settings(max_examples=30)
 @cases
 def test_derivatives_of_what_demonstrations_and_preferences_say(seed, place, discount, horizon, temperature) -> None:
     rng = np.random.default_rng(seed)

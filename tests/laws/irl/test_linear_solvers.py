@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from scipy.sparse import csr_array
 
 from posttrain import irl
@@ -184,11 +184,9 @@ def test_a_width_counts_steps_from_an_end_of_the_largest_part() -> None:
 
 
 SEEDS = st.integers(0, 10_000)
-few = settings(max_examples=30)
 UNIFORM = np.full((9, 4), 0.25)
 
 
-@few
 @given(seed=SEEDS, num_ends=st.integers(1, 3))
 def test_undiscounted_occupancies_add_up_to_the_expected_length_and_ends_to_one(seed, num_ends) -> None:
     rng = np.random.default_rng(seed)
@@ -203,7 +201,6 @@ def test_undiscounted_occupancies_add_up_to_the_expected_length_and_ends_to_one(
     np.testing.assert_allclose(steps.sum(axis=0), visits, rtol=1e-9)
 
 
-@few
 @given(seed=SEEDS, discount=st.sampled_from([0.3, 0.9]))
 def test_discounted_occupancies_of_a_world_without_end_add_up_to_one_over_one_less_discount(seed, discount) -> None:
     rng = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from posttrain import irl
 from posttrain.irl import minimisers
@@ -170,7 +170,6 @@ def test_a_step_is_acceptable_by_its_value_or_else_by_its_slope(change_of_value,
     assert not minimisers.sufficient_decrease(uphill, same, np.ones(1), -1.0)
 
 
-@settings(max_examples=30)
 @given(seed=SEEDS, radius=st.sampled_from([1e-3, 1.0, 1e3]), lowest=st.sampled_from([-2.0, 0.1]))
 def test_a_trusted_step_is_the_lowest_point_of_the_model_within_the_radius(seed, radius, lowest) -> None:
     """Nocedal & Wright 2006, theorem 4.1: (H + λ) s = -∇ for a λ ≥ 0 that leaves no curvature negative, and λ > 0 only
@@ -190,7 +189,6 @@ def test_a_trusted_step_is_the_lowest_point_of_the_model_within_the_radius(seed,
         assert np.linalg.norm(np.linalg.solve(hessian + less * np.eye(4), gradient)) > radius
 
 
-@settings(max_examples=30)
 @given(seed=SEEDS, num_pairs=st.integers(1, 5))
 def test_an_lbfgs_step_is_that_of_the_dense_update(seed, num_pairs) -> None:
     """Nocedal & Wright 2006, eqs. 6.17 and 7.20: H ← (I - ρ s yᵀ) H (I - ρ y sᵀ) + ρ s sᵀ, from H = (s·y / y·y) I."""

@@ -18,7 +18,6 @@ TWO_STEPS = np.full((2, 9, 4), 0.25)
 SEEDS = st.integers(0, 10_000)
 DISCOUNTS = st.sampled_from([0.0, 0.5, 0.95, 1.0])
 TEMPERATURES = st.sampled_from([0.2, 1.0, 3.0])
-few = settings(max_examples=30)
 
 
 def costs(rng: np.random.Generator, mdp: irl.TabularMDP, temperature: float, *, per_action: bool = True) -> np.ndarray:
@@ -31,7 +30,6 @@ def solved(mdp: irl.TabularMDP, reward: np.ndarray, discount: float = 1.0, tempe
     return irl.soft_policy_iteration(irl.Problem(mdp=mdp, reward=reward, discount=discount, temperature=temperature))
 
 
-@few
 @given(seed=SEEDS, discount=DISCOUNTS, temperature=TEMPERATURES, per_action=st.booleans())
 def test_policy_iteration_finds_what_sweeps_find(seed, discount, temperature, per_action) -> None:
     rng = np.random.default_rng(seed)
@@ -53,7 +51,6 @@ def test_a_guess_that_leads_into_a_corner_for_ever_does_no_harm() -> None:
         np.testing.assert_allclose(solve(guess=guess).values, solve().values, rtol=1e-12)
 
 
-@few
 @given(seed=SEEDS, discount=DISCOUNTS, temperature=TEMPERATURES)
 def test_soft_values_are_reward_and_entropy_of_their_policy_and_none_has_more(seed, discount, temperature) -> None:
     rng = np.random.default_rng(seed)
@@ -73,7 +70,6 @@ def test_soft_values_are_reward_and_entropy_of_their_policy_and_none_has_more(se
     assert worth(other) < best
 
 
-@few
 @given(seed=SEEDS, discount=DISCOUNTS, horizon=st.integers(1, 6), temperature=TEMPERATURES)
 def test_finite_horizons_equal_imitations_recursion_where_no_state_ends(seed, discount, horizon, temperature) -> None:
     """`mce_partition_fh` and `mce_occupancy_measures` of imitation 1.0.1, dense, no terminals, temperature 1."""
@@ -157,7 +153,6 @@ def test_the_partition_function_is_the_sum_over_enumerated_paths(seed) -> None:
     np.testing.assert_allclose(plan.policy()[0], through / weights, rtol=1e-9)
 
 
-@few
 @given(seed=SEEDS, discount=DISCOUNTS)
 def test_value_iteration_finds_the_best_of_all_deterministic_policies(seed, discount) -> None:
     rng = np.random.default_rng(seed)
@@ -187,7 +182,6 @@ def test_a_grid_that_is_its_own_mirror_image_gets_a_policy_that_is_too(slip) -> 
         assert np.abs(plan.policy[1] - plan.policy[4]).max() > 0.01  # not because it is all the same
 
 
-@few
 @given(seed=SEEDS, discount=DISCOUNTS, temperature=TEMPERATURES)
 def test_potential_shaping_leaves_the_policy_as_it_was(seed, discount, temperature) -> None:
     """Ng, Harada & Russell 1999: adding γ E[Φ(s')] - Φ(s) changes no policy, if Φ is zero at the ends."""
@@ -201,7 +195,6 @@ def test_potential_shaping_leaves_the_policy_as_it_was(seed, discount, temperatu
     np.testing.assert_allclose(plain.values, shaped.values + potential, rtol=1e-9, atol=1e-9)
 
 
-@few
 @given(seed=SEEDS, shift=st.floats(-5, 5), temperature=TEMPERATURES)
 def test_a_constant_added_to_every_step_changes_no_policy_where_episodes_do_not_end(seed, shift, temperature) -> None:
     rng = np.random.default_rng(seed)
@@ -217,7 +210,6 @@ def test_where_episodes_end_a_constant_per_step_does_change_the_policy() -> None
     assert np.abs(slow - fast).max() > 0.1
 
 
-@settings(max_examples=30)
 @given(
     seed=SEEDS,
     scale=st.sampled_from([1.0, 30.0, 1e3]),
