@@ -20,7 +20,7 @@ from posttrain.training.fit_session import FitSession
 from posttrain.training.sft.sft_run import SftObjective
 from tests.laws.test_sharding import RANKS, float64_lora, with_frozen_parts
 from tests.support.pairs import SHAPES, dpo_session, reward_session, some_pairs
-from tests.support.ranks import gradients, mesh_of, move, require_one_gradient, run_ranks, shared_by
+from tests.support.ranks import MeshRanks, gradients, mesh_of, move, require_one_gradient, run_ranks, shared_by
 from tests.support.tiny import VOCAB, through_its_own_forward, tiny_policy
 
 
@@ -59,14 +59,14 @@ def of_pairs(policy: Policy, tokens: int, shapes: Sequence[tuple[int, int, int]]
     return dpo_session(policy, chosen, PreferenceSet(seed=0, training=pairs, held_out=[]))
 
 
-def of_scores(policy: Policy, tokens: int) -> FitSession[Any]:
-    size, centring = len(SHAPES), 0.1
+def of_scores(policy: Policy, tokens: int, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> FitSession[Any]:
+    size, centring = len(shapes), 0.1
     options = RewardTrainingOptions(
         tokens_per_microbatch=tokens, pairs_per_batch=size, num_epochs=None, center_coefficient=centring
     )
     scorer = new_scorer(policy, seed=0)
     shard_head(scorer.head, policy)
-    return reward_session(scorer, options, PreferenceSet(seed=0, training=some_pairs(), held_out=[]))
+    return reward_session(scorer, options, PreferenceSet(seed=0, training=some_pairs(shapes), held_out=[]))
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,12 @@ FITS = {
             (", plain pass", plain_llama, 24),
             (", LoRA", float64_lora, 24),
             (", frozen parts", with_frozen_parts, 24),
-            (", more ranks than micro-batches", tiny_policy, 10_000),
+            (", a budget above the batch", tiny_policy, 10_000),
         )
     },
     "sft, empty ranks": Fit(partial(of_rows, lengths=(9,))),
     "dpo, empty ranks": Fit(partial(of_pairs, shapes=SHAPES[:1])),
+    "reward model, empty ranks": Fit(partial(of_scores, shapes=SHAPES[:1])),
     "dpo, precomputed reference": Fit(partial(of_pairs, reference="precomputed", loss="ipo")),
 }
 
@@ -110,6 +111,8 @@ def fitted(case: Fit, policy: Policy) -> dict[str, Any]:
     found: dict[str, Any] = {}
     session.trained.optimizer.register_step_pre_hook(lambda *_: found.update(gradients=gradients(modules)))
     found["numbers"] = session.learn(1)[1]
+    ranks = session.objective.policy.ranks
+    found["micro-batches"] = ranks.num_dealt if isinstance(ranks, MeshRanks) else None
     return found
 
 
@@ -136,3 +139,17 @@ def test_ranks_take_one_step_on_rows_and_pairs(steps: Mapping[Any, Any], name: s
     one, several = steps[name, 1], steps[name, size]
     require_one_gradient(one["gradients"], several["gradients"], 1e-12)
     assert several["numbers"] == pytest.approx(one["numbers"], rel=1e-11, abs=1e-11)
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("name", [name for name in FITS if "empty ranks" in name])
+def test_a_rank_may_have_no_row_or_pair(steps: Mapping[Any, Any], name: str, size: int) -> None:
+    assert steps[name, size]["micro-batches"] < size
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("name", [name for name in FITS if "a budget above the batch" in name])
+def test_a_batch_that_fits_in_one_micro_batch_is_split_for_all_ranks(
+    steps: Mapping[Any, Any], name: str, size: int
+) -> None:
+    assert steps[name, size]["micro-batches"] >= size

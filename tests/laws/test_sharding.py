@@ -112,7 +112,7 @@ CASES = {
     "LoRA and a trunk of the critic": Case({"name": "ppo", "critic": {**CRITIC, "trunk": "own"}}, float64_lora),
     "float32": Case(policy=lambda: tiny_policy(dtype=torch.float32), tolerance=1e-5),
     "bfloat16 products": Case(policy=lambda: tiny_policy("llama", torch.float32, compute="bfloat16"), tolerance=0.1),
-    "more ranks than micro-batches": Case(tokens_per_microbatch=10_000),
+    "a budget above the batch": Case(tokens_per_microbatch=10_000),
 }
 
 
@@ -197,6 +197,12 @@ def test_ranks_take_one_step(steps: Mapping[Any, Any], name: str, size: int) -> 
 
 def test_a_rank_may_have_no_micro_batch(steps: Mapping[Any, Any]) -> None:
     assert steps["an empty rank", 3]["micro-batches"] < 3
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_a_batch_that_fits_in_one_micro_batch_is_split_for_all_ranks(steps: Mapping[Any, Any], size: int) -> None:
+    assert steps["a budget above the batch", 1]["micro-batches"] == 1
+    assert steps["a budget above the batch", size]["micro-batches"] >= size
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "4 bits" not in name])

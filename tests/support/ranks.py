@@ -5,7 +5,7 @@ import io
 import multiprocessing
 import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from posttrain.models.policy import Policy
 from posttrain.models.sharding import over, part_like, whole, without_weights
-from posttrain.ranks.group import RankGroup
+from posttrain.ranks.group import Dealt, Item, RankGroup
 
 SECONDS = 600.0
 """The limit of all that the ranks do."""
@@ -81,11 +81,18 @@ def mesh_of(size: int) -> DeviceMesh | None:
 class MeshRanks(RankGroup):
     """The ranks of a mesh, all of which run the same code."""
 
+    num_dealt: int
+    """Micro-batches that the ranks last shared out."""
+
     def __init__(self, mesh: DeviceMesh) -> None:
         self.rank, self.size, self._mesh = mesh.get_local_rank(), mesh.size(), mesh
 
     def mesh(self, device: torch.device) -> DeviceMesh:
         return self._mesh
+
+    def deal(self, items: Sequence[Item], cost: Callable[[Item], int]) -> Iterator[Dealt[Item]]:
+        self.num_dealt = len(items)
+        return super().deal(items, cost)
 
     def gathered(self, value: Any) -> list[Any]:
         boxes: list[Any] = [None] * self.size
