@@ -39,7 +39,8 @@ RANK_SECONDS = 20.0
 """run.rank_timeout_seconds: ranks that are stopped for a while go on."""
 MOST_LIVES = 60
 KINDS = ("servers", "ranks", "environment")
-Fault = Callable[["Life"], None]
+Fault = Callable[[Sequence[Command]], None]
+"""Of the processes of a run that have not ended."""
 
 
 @dataclass
@@ -48,12 +49,8 @@ class Life:
 
     processes: Sequence[Command]
 
-    def goes_on(self) -> bool:
-        return any(each.process.is_alive() for each in self.processes)
-
-    def send(self, number: int, rank: int = 0) -> None:
-        if self.processes[rank].process.is_alive():
-            self.processes[rank].signal(number)
+    def running(self) -> list[Command]:
+        return [each for each in self.processes if each.process.is_alive()]
 
 
 def stopped_for_a_while(send: Callable[[int], None]) -> None:
@@ -112,13 +109,13 @@ class Chaos:
         until, faults = time.monotonic() + RUN_SECONDS, self.faults_of(kind)
         for _ in range(MOST_LIVES):
             life = self.begin(kind, recipe, folder)
-            while life.goes_on():
+            while life.running():
                 logs = "\n".join(each.log.read_text() for each in life.processes if each.log.exists())
                 assert time.monotonic() < until, f"the run hangs: {logs}"
                 time.sleep(self.dice.uniform(*MOMENT_SECONDS))
-                if self.faults > 0 and life.goes_on():
+                if self.faults > 0 and (running := life.running()):
                     name = self.dice.choice(sorted(faults))
-                    faults[name](life)
+                    faults[name](running)
                     self.counts[name] += 1
                     self.faults -= 1
             if self.is_done(life):
@@ -129,31 +126,27 @@ class Chaos:
     def is_done(self, life: Life) -> bool:
         """Whether a life was the last; one that ended with an error must have named what failed."""
         endings = [each.ended() for each in life.processes]
-        codes = {each.code for each in endings}
+        codes, said = {each.code for each in endings}, "\n".join(each.err for each in endings)
+        assert "Traceback" not in said, said
         if codes == {0}:
             return True
         if -signal.SIGKILL not in codes:  # both servers were away, or one was when the run connected
-            said = "\n".join(each.err for each in endings)
             names = [*(each.url for each in self.proxies), f"127.0.0.1:{self.environment.port}", "rank "]
             assert any(name in said for name in names), said
             self.counts["ended with an error"] += 1
         return False
 
     def faults_of(self, kind: str) -> Mapping[str, Fault]:
-        driver: dict[str, Fault] = {"driver killed": lambda life: life.send(signal.SIGKILL)}
+        driver: dict[str, Fault] = {"driver killed": lambda running: running[0].signal(signal.SIGKILL)}
         if kind == "environment":
             server = self.environment
 
-            def stop_environment(life: Life) -> None:
+            def stop_environment(_: Sequence[Command]) -> None:
                 stopped_for_a_while(server.send)
 
-            return {
-                **driver,
-                "environment killed": lambda life: server.restart(),
-                "environment stopped": stop_environment,
-            }
+            return {**driver, "environment killed": lambda _: server.restart(), "environment stopped": stop_environment}
         of_ranks: dict[str, Fault] = {
-            "rank killed": lambda life: life.send(signal.SIGKILL, self.dice.randrange(2)),
+            "rank killed": lambda running: self.rank_of(running).signal(signal.SIGKILL),
             "rank stopped": self.stop_rank,
         }
         return {
@@ -163,19 +156,22 @@ class Chaos:
             "network cut": self.cut_network,
         }
 
-    def stop_rank(self, life: Life) -> None:
-        rank = self.dice.randrange(2)
-        stopped_for_a_while(lambda number: life.send(number, rank))
+    def rank_of(self, running: Sequence[Command]) -> Command:
+        return running[self.dice.randrange(2) % len(running)]
 
-    def kill_server(self, _: Life) -> None:
+    def stop_rank(self, running: Sequence[Command]) -> None:
+        rank = self.rank_of(running)
+        stopped_for_a_while(lambda number: rank.signal(number) if rank.process.is_alive() else None)
+
+    def kill_server(self, _: Sequence[Command]) -> None:
         server = self.dice.choice(self.started)
         server.kill()
         server.restart()
 
-    def stop_server(self, _: Life) -> None:
+    def stop_server(self, _: Sequence[Command]) -> None:
         stopped_for_a_while(self.dice.choice(self.started).send)
 
-    def cut_network(self, _: Life) -> None:
+    def cut_network(self, _: Sequence[Command]) -> None:
         proxy = self.dice.choice(self.proxies)
         proxy.cut_off()
         time.sleep(PAUSE_SECONDS)

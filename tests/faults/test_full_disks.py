@@ -1,4 +1,4 @@
-"""A disk that is full at the n-th write of a run, for every n: one message, and a resume has the undisturbed bits."""
+"""A disk that is full at each kind of write of a run: one message, and a resume has the undisturbed bits."""
 
 import errno
 import re
@@ -102,6 +102,7 @@ def disturbed_run(recipe: Path, whole: Path, number: int, *, short: bool) -> Non
     run = recipe.parent / "run"
     with full_disk(FullDisk(run, number, short=short)):
         ended = called("rl", recipe)
+    assert short or ended.code, "nobody noticed"
     if ended.code:
         assert not short
         require_one_message(ended, run)
@@ -121,7 +122,7 @@ def kinds_of(writes: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:
 @pytest.mark.scale
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("short", [False, True], ids=["full", "short"])
-def test_a_full_disk_at_any_write_ends_in_one_message_and_a_resume_has_the_same_bits(
+def test_a_full_disk_at_each_kind_of_write_ends_in_one_message_and_a_resume_has_the_same_bits(
     place: Path, writes: Callable[[str], Sequence[tuple[str, str]]], name: str, short: bool
 ) -> None:
     for (what, _), number in kinds_of(writes(name)).items():

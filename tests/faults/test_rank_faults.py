@@ -74,6 +74,7 @@ def test_a_rank_that_dies_or_hangs_is_named_in_time_and_a_resume_has_the_same_bi
         said = [line for line in ended.err.splitlines() if "posttrain: " in line]
         print(f"{case}: {seconds:.1f} s {ended.code} {said}")
         assert ended.code == 1
+        assert how == "stopped" or seconds < TIMEOUT_SECONDS
         assert len(said) == 1
         assert f"rank {victim} " in said[0]
         assert "last checkpoint" in said[0]
