@@ -91,5 +91,5 @@ print([store.read("key") for store in stores])
 
 
 def test_the_next_run_of_a_process_may_have_another_limit(tmp_path: Path) -> None:
-    ended = start_program(TWICE.format(environment=environments(2)[0]), folder=tmp_path).ended()
+    ended = start_program(TWICE.format(environment=environments(2)[0]), folder=tmp_path, logs=tmp_path).ended()
     assert ended.out == "['0', '1']\n", ended.err
