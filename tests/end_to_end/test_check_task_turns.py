@@ -1,12 +1,23 @@
 """`posttrain check-task` where an environment or tools reply to the attacks."""
 
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from posttrain.commands.check_task import tried
+from posttrain.environments.protocol import Reply
+from posttrain.environments.workers import ReplyWorkers
+from posttrain.generation.spoken_text import ByteTurns
+from posttrain.rewards.cheap_attacks import Answer, AttackExample
+from posttrain.rewards.grading.function import reward_function
+from posttrain.rewards.grading.resources import Resources
 from tests.end_to_end.test_environment_runs import GAME
 from tests.support.commands import called, printed, refusal
 from tests.support.refusals import mentions
+from tests.support.turns import environments
 
 
 def test_check_task_says_attacks_to_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +32,30 @@ def test_check_task_says_attacks_to_an_environment(tmp_path: Path, monkeypatch: 
     careless = called("check-task", "environment", "--environment.path", "game.py:Game", *rows)
     assert careless.code == 1
     assert "should not be" in careless.out
+
+
+def test_check_task_closes_an_environment_whose_reward_raises() -> None:
+    def breaks(prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float]:
+        raise ValueError("no score")
+
+    class Room:
+        closed = threading.Event()
+
+        def reset(self, row: Mapping[str, object], seed: int) -> None:
+            return None
+
+        def reply(self, said: str) -> Reply | None:
+            return None
+
+        def close(self) -> None:
+            self.closed.set()
+
+    made = replace(environments(Room), renderer=ByteTurns())
+    with ReplyWorkers(made) as workers, Resources() as resources:
+        example = AttackExample("3 + 4?", {})
+        paid = tried(reward_function(breaks), example, Answer("seven", "7"), resources, workers)
+        assert "no score" in paid.error
+        assert Room.closed.wait(5)
 
 
 def test_check_task_says_attacks_to_tools_in_chat_and_in_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 
 import posttrain
 from posttrain.environments.protocol import Reply
-from posttrain.environments.workers import ReplyWorkers
+from posttrain.environments.workers import Asking, LiveEnvironment, ReplyWorkers, cancel_tasks
 from posttrain.errors import RunError
 from posttrain.generation.conversations import sample_conversations
 from posttrain.generation.in_process import InProcessEngine
@@ -83,6 +84,11 @@ def watched(kind: type[Watched], seed: int) -> type[Watched]:
     return type("Mine", (kind,), {"made": [], "chance": random.Random(seed)})
 
 
+def only(kind: type[Watched], does: str) -> type[Watched]:
+    kind.chance.choice = lambda _: does  # type: ignore[method-assign, assignment]
+    return kind
+
+
 def until(holds: object, seconds: float = 5.0) -> bool:
     end = time.monotonic() + seconds
     while not (done := holds()) and time.monotonic() < end:  # type: ignore[operator]
@@ -133,28 +139,95 @@ def test_those_of_completions_that_nobody_gets_are_closed(base: type[Watched], e
         if count:
             raise error
 
-    with pytest.raises(error):
-        conversations(InProcessEngine(tiny_policy()), some_prompts([3, 4]), request(6, 6), made, advance=advance)
-    require_closed(kind)
+    with ReplyWorkers(made) as workers:
+        with pytest.raises(error):
+            sample_conversations(
+                InProcessEngine(tiny_policy()), some_prompts([3, 4]), request(6, 6), workers, advance=advance
+            )
+        require_closed(kind)
+
+
+class Torn:
+    """A journal that breaks where it reads its third group, or keeps its last one."""
+
+    def get(self, purpose: str, step: int, draw: int) -> None:
+        if draw == 2:
+            raise OSError("no disk")
+
+    def put(self, purpose: str, step: int, draw: int, exchanges: object) -> None:
+        raise OSError("no disk")
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_those_that_had_begun_are_closed_if_the_journal_breaks(num_prompts: int) -> None:
+    kind, prompts = watched(Watched, seed=6), some_prompts([3, 4, 5][:num_prompts])
+    kind.late = 0.0
+    made = environments(kind, max_failures=1.0, reproducible=False)
+    with ReplyWorkers(made, Torn()) as workers:  # type: ignore[arg-type]
+        for _ in range(5):
+            with pytest.raises(OSError, match="no disk"):
+                sample_conversations(InProcessEngine(tiny_policy()), prompts, request(6, 6), workers)
+        require_closed(kind)
+
+
+def test_the_end_of_a_session_waits_for_an_async_close_that_has_begun() -> None:
+    kind, begun = only(watched(WatchedAsync, seed=6), "ends"), threading.Event()
+
+    class Slow(kind):  # type: ignore[misc, valid-type]
+        async def close(self) -> None:
+            begun.set()
+            await asyncio.sleep(0.3)
+            await super().close()
+
+    with ReplyWorkers(environments(Slow)) as workers:
+        workers.end_of(sample_conversations(InProcessEngine(tiny_policy()), some_prompts([3]), request(2, 6), workers))
+        assert begun.wait(5)
+    assert [each.closed for each in kind.made] == [1, 1]
+
+
+class Awaitable:
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+def test_an_async_call_that_is_cancelled_before_its_first_step_has_ended() -> None:
+    with ReplyWorkers(environments(Watched, seconds=5)) as workers:
+        live, asking, loop = LiveEnvironment(), Asking[int](workers), workers._running_loop()
+        loop.call_soon_threadsafe(time.sleep, 0.5)
+        asking.ask(0, live, Awaitable, read=lambda _: None)
+        assert until(lambda: live.num_calls)
+        time.sleep(0.1)  # the call waits for the loop
+        loop.call_soon_threadsafe(cancel_tasks, loop)
+        assert until(lambda: asking.answered(0.1))
+        assert until(lambda: not live.num_calls)
 
 
 def test_one_whose_call_outlives_the_session_is_counted_and_closed_by_that_call() -> None:
-    kind, never = watched(Watched, seed=7), threading.Event()
-    kind.chance.choice = lambda kinds: kinds[0]  # type: ignore[method-assign]  # no other fault
+    kind, never = only(watched(Watched, seed=7), "ends"), threading.Event()
 
     class Hangs(kind):  # type: ignore[misc, valid-type]
         def reply(self, said: str) -> Reply | None:
             self.begin()
+            self.does = "hangs"
             never.wait(30)
             self.calls -= 1
             return None
 
+        def close(self) -> None:
+            super().close()
+            if self.does == "hangs":
+                raise OSError("no door")
+
     made = environments(Hangs, seconds=0.5, workers=2, max_failures=1.0)
-    with pytest.warns(UserWarning, match=r"environment test: \d+ not closed, since a call"), suppress(RunError):
+    with pytest.warns(UserWarning, match=r"environment test: \d+ still open: a call or a close"), suppress(RunError):
         conversations(InProcessEngine(tiny_policy()), some_prompts([3, 4]), request(2, 6), made)
     assert not any(each.closed for each in kind.made if each.calls)
-    never.set()
-    require_closed(kind)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        never.set()
+        require_closed(kind)
+        num_late = sum(each.does == "hangs" for each in kind.made)
+        assert until(lambda: sum("no door" in str(each.message) for each in warned) == num_late)
 
 
 def test_every_round_of_a_step_is_closed_once_its_rewards_have_read_it() -> None:
@@ -192,4 +265,6 @@ def test_every_object_of_a_run_is_closed_in_training_and_evaluation(staleness: i
     )
     with posttrain.steps(config, environment=kind, rewards=[reads]) as steps:
         next(steps)  # the run is stopped with steps under way
+        if not staleness:  # those of the evaluation before it, and of the step
+            require_closed(kind)
     require_closed(kind)

@@ -332,14 +332,15 @@ def tried(
             watched = [load_reward(RewardOptions(name=example.of))] if example.of else []
             grades = grade([group], [*watched, function], resources=resources)
             score = (grades.scores + grades.marked)[-1, 0, 0].item()
-        if workers is not None:
-            workers.end_of([group])
     except ScoringFailure as failure:
         return Payment(answer, example, None, time.perf_counter() - began, str(failure), lost=True)
     except RunError as error:  # any other mistake concerns every answer
         first, *more = str(error).splitlines()
         hint = f"  {CHAT_FLAG}" if any(CHAT_HINT in line for line in more) else ""
         return Payment(answer, example, None, time.perf_counter() - began, first[:200] + hint)
+    finally:
+        if workers is not None:
+            workers.end_of([group])
     return Payment(answer, example, None if math.isnan(score) else score, time.perf_counter() - began)
 
 

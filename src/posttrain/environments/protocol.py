@@ -50,7 +50,8 @@ class Environment(Protocol):
 
     Three attributes are optional.  `reproducible = False`: replies are not a function of row, seed and what was said;
     the run then keeps them, and a resumed step reads them.  `stop_texts`: texts that end a turn, besides the stop
-    tokens, behind the token that completes one.  `close()` is called when the completion has ended, however it did.
+    tokens, behind the token that completes one.  `close()` is called once, after the rewards have read
+    the object, or when its completion is dropped.
     """
 
     def reset(self, row: Mapping[str, object], seed: int) -> Said | Awaitable[Said | None] | None:

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -134,9 +134,8 @@ class ReplyWorkers:
         with self._lock:
             for live in lives:
                 live.is_over = True
-            due = [live for live in lives if self._is_due(live)]
-        for live in due:
-            self._close(live)
+            late = self._ask_closes(lives)
+        self._close_late(late)
         while self._closed_one(0):
             pass
 
@@ -159,9 +158,10 @@ class ReplyWorkers:
                     self._start_thread()
 
     def close(self) -> None:
-        """Close the environments that are left; replies are made no more.  Closing twice does nothing.
+        """Close the environments that are left; there are no further replies.  Closing twice does nothing.
 
-        One whose call has not returned a second after the last `close` is left to that call: a warning counts those.
+        Async calls are cancelled once no `close` is under way.  An environment whose call has not returned a second
+        after the last `close` is left to that call: a warning counts those.
         """
         if self._closed:
             return
@@ -170,9 +170,11 @@ class ReplyWorkers:
             for _ in self._running:  # which may be for as long as a reply has
                 self._start_thread()
             threads, lives = [*self._threads], [*self._alive.values()]
+        self.end(lives)
+        while self._num_closing and self._closed_one(CLOSING_SECONDS):
+            pass
         if self._loop is not None:
             self._loop.call_soon_threadsafe(cancel_tasks, self._loop)
-        self.end(lives)
         while (self._alive or self._num_closing) and self._closed_one(CLOSING_SECONDS):
             pass
         with self._lock:
@@ -183,11 +185,12 @@ class ReplyWorkers:
             asyncio.run_coroutine_threadsafe(end_loop(self._loop), self._loop)
         self.environments.close()
         if num_left:
-            fault = f"{num_left} not closed, since a call has not returned"
-            warnings.warn(f"environment {self.environments.name}: {fault}", stacklevel=2)
+            fault = f"{num_left} still open: a call or a close took longer than {CLOSING_SECONDS:g} second"
+            remedy = "Give what they wait for a timeout."
+            warnings.warn(f"environment {self.environments.name}: {fault}.  {remedy}", stacklevel=2)
 
     def require_open(self) -> None:
-        """Raises RunError where nobody replies any more, as to a thread that goes on after its session."""
+        """Raises RunError after the session has ended, as in a thread that outlives it."""
         if self._closed:
             raise RunError(f"environment {self.environments.name}: its session has ended, so nothing replies any more.")
 
@@ -240,38 +243,57 @@ class ReplyWorkers:
         if not inspect.isawaitable(returned):
             return returned
 
-        async def awaited() -> object:
-            try:
-                return await returned
-            finally:
-                self._call_ended(pending.live)
-
-        loop = self._running_loop()
-        asked = asyncio.run_coroutine_threadsafe(within(awaited(), self.seconds, self._late()), loop)
+        asked = asyncio.run_coroutine_threadsafe(self._within(returned, pending.live), self._running_loop())
+        # Not in a `finally` of the coroutine: one that is cancelled before its first step runs none.
+        asked.add_done_callback(lambda _: self._call_ended(pending.live))
         return asked.result(self.seconds + GRACE_SECONDS)
+
+    async def _within(self, returned: Awaitable[object], live: LiveEnvironment) -> object:
+        """The result of an async call; at the deadline it is cancelled, and not waited for."""
+
+        async def awaited() -> object:
+            return await returned
+
+        with self._lock:
+            live.num_calls += 1  # the task may outlive this coroutine
+        task = asyncio.ensure_future(awaited())
+        task.add_done_callback(lambda _: self._call_ended(live))
+        done, _ = await asyncio.wait([task], timeout=self.seconds)
+        if not done:
+            task.cancel()
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # else asyncio warns of it
+            raise TimeoutError(self._late())
+        return task.result()
 
     def _call_ended(self, live: LiveEnvironment) -> None:
         with self._lock:
             live.num_calls -= 1
-            due = self._is_due(live)
-        if due:
-            self._close(live)
+            late = self._ask_closes([live])
+        self._close_late(late)
 
-    def _is_due(self, live: LiveEnvironment) -> bool:
-        """Whether it is to be closed now; true once."""
-        if not live.is_over or live.num_calls or self._alive.pop(id(live.made), None) is None:
-            return False
-        self._num_closing += 1
-        return True
+    def _ask_closes(self, lives: Sequence[LiveEnvironment]) -> list[LiveEnvironment]:
+        """Ask for the `close` of those that are due, each once; returns those that the session no longer closes.
 
-    def _close(self, live: LiveEnvironment) -> None:
-        close = getattr(live.made, "close", nothing)
-        if self._ended:  # the session did not wait for the call that has returned only now
-            return close_now(close)
-        pending = PendingReply(
-            place=None, said="", live=live, call=close, read=lambda _: None, answers=self._closings, closes=True
-        )
-        return self._pending.put(pending)
+        Called under the lock, so that no `close` is queued behind the end of the threads.
+        """
+        over = [live for live in lives if live.is_over and not live.num_calls]
+        due = [live for live in over if self._alive.pop(id(live.made), None) is not None]
+        if self._ended:
+            return due
+        for live in due:
+            self._num_closing += 1
+            close = getattr(live.made, "close", nothing)
+            asked = PendingReply(None, "", live, close, read=lambda _: None, answers=self._closings, closes=True)
+            self._pending.put(asked)
+        return []
+
+    def _close_late(self, lives: Sequence[LiveEnvironment]) -> None:
+        """Close those whose call has returned only after the session; a failure is a warning."""
+        for live in lives:
+            try:
+                close_here(live)
+            except EnvironmentFailure as failed:
+                self._warn_of_close("".join(traceback.format_exception(failed.__cause__)))
 
     def _closed_one(self, seconds: float) -> bool:
         """Whether a `close` ended within the time; its failure is a warning."""
@@ -283,8 +305,11 @@ class ReplyWorkers:
         with self._lock:
             self._num_closing -= 1
         if exchange.failure:
-            warnings.warn(f"environment {self.environments.name}: close failed: {exchange.failure}", stacklevel=3)
+            self._warn_of_close(exchange.failure)
         return True
+
+    def _warn_of_close(self, failure: str) -> None:
+        warnings.warn(f"environment {self.environments.name}: close failed: {failure}", stacklevel=4)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -295,6 +320,14 @@ class ReplyWorkers:
 
     def _late(self) -> str:
         return f"no reply in {self.seconds:g} seconds (environment.seconds)"
+
+
+def close_here(live: LiveEnvironment) -> None:
+    """Close it on this thread."""
+    try:
+        close_now(getattr(live.made, "close", nothing))
+    except (Exception, SystemExit) as error:  # an environment may raise anything
+        raise EnvironmentFailure from error
 
 
 def cancel_tasks(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
@@ -309,17 +342,6 @@ async def end_loop(loop: asyncio.AbstractEventLoop) -> None:
     if others := cancel_tasks(loop):
         await asyncio.wait(others, timeout=CLOSING_SECONDS)
     loop.stop()
-
-
-async def within(coroutine: Coroutine[Any, Any, object], seconds: float, late: str) -> object:
-    """Its result; at the deadline it is cancelled, and not waited for."""
-    task = asyncio.ensure_future(coroutine)
-    done, _ = await asyncio.wait([task], timeout=seconds)
-    if not done:
-        task.cancel()
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # else asyncio warns of it
-        raise TimeoutError(late)
-    return task.result()
 
 
 class Asking(Generic[Place]):

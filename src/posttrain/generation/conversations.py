@@ -85,8 +85,8 @@ class Conversations:
             self._groups.append(group)
             for number in range(request.group_size):
                 group.members.append(OpenRollout(group=group, sample=request.first_sample + number))
+                self.num_open += 1
                 self._begin(group.members[-1], () if known is None else known[number])
-        self.num_open = len(prompts) * request.group_size
 
     def take(self, seconds: float | None = None) -> int:
         """Go on until completions have ended, and return how many; 0 if none has in `seconds`.
@@ -229,7 +229,6 @@ class Conversations:
     def _end(self, conversation: OpenRollout, finish: Finish) -> None:
         conversation.end(finish, self.engine.tokenizer, self.environments.renderer, self.engine.weights_version)
         self.sampling.release(conversation.pieces[-1:])
-        self.num_open -= 1
         group, key = conversation.group, self.request.key
         if finish.failed:
             self.workers.end([conversation.live])  # nobody grades it
@@ -238,6 +237,7 @@ class Conversations:
             require_few_failures(self.workers, self._failures, asked_so_far)
         if self.journal is not None and group.has_ended:
             self.journal.put(key.purpose, key.step, group.draw, [tuple(each.exchanges) for each in group.members])
+        self.num_open -= 1  # last: `close` must know that an error above leaves completions that nobody gets
 
 
 def require_few_failures(workers: ReplyWorkers, failures: Mapping[str, str], num_completions: int) -> None:
