@@ -150,8 +150,12 @@ def test_those_of_completions_that_nobody_gets_are_closed(base: type[Watched], e
 class Torn:
     """A journal that breaks where it reads its third group, or keeps its last one."""
 
+    def __init__(self, made: Sequence[object]) -> None:
+        self.made = made
+
     def get(self, purpose: str, step: int, draw: int) -> None:
         if draw == 2:
+            assert until(lambda: len(self.made) > 2)
             raise OSError("no disk")
 
     def put(self, purpose: str, step: int, draw: int, exchanges: object) -> None:
@@ -163,10 +167,9 @@ def test_those_that_had_begun_are_closed_if_the_journal_breaks(num_prompts: int)
     kind, prompts = watched(Watched, seed=6), some_prompts([3, 4, 5][:num_prompts])
     kind.late = 0.0
     made = environments(kind, max_failures=1.0, reproducible=False)
-    with ReplyWorkers(made, Torn()) as workers:  # type: ignore[arg-type]
-        for _ in range(5):
-            with pytest.raises(OSError, match="no disk"):
-                sample_conversations(InProcessEngine(tiny_policy()), prompts, request(6, 6), workers)
+    with ReplyWorkers(made, Torn(kind.made)) as workers:  # type: ignore[arg-type]
+        with pytest.raises(OSError, match="no disk"):
+            sample_conversations(InProcessEngine(tiny_policy()), prompts, request(6, 6), workers)
         require_closed(kind)
 
 
