@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from posttrain.commands.launch import VLLM, VLLM_VARIABLES, filled
+from posttrain.commands.launch import VLLM, VLLM_VARIABLES, typed_words
 from tests.support.rl_server import ADDRESS, MODEL, PROCESSES, TRANSFER, save_model
 
 ROOT = Path(__file__).parents[1]
@@ -82,7 +82,7 @@ def start_server(model: Path, logs: Path) -> tuple[int, "subprocess.Popen[bytes]
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     values = {"python": str(PYTHON), "model": str(model), "host": "127.0.0.1", "port": str(port)}
-    words = [*filled(VLLM, values), *ON_A_CPU.split()]
+    words = [*typed_words(VLLM, values), *ON_A_CPU.split()]
     environment = {**os.environ, **VLLM_VARIABLES, **VARIABLES}
     with logs.open("w") as out:
         process = subprocess.Popen(words, stdout=out, stderr=out, env=environment, start_new_session=True)
