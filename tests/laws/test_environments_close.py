@@ -13,11 +13,14 @@ import pytest
 import torch
 
 import posttrain
+from posttrain.commands.collection.prompt_sampler import PromptSampler
+from posttrain.config.sections import CollectConfig
 from posttrain.environments.protocol import Reply
 from posttrain.environments.workers import Asking, LiveEnvironment, ReplyWorkers, cancel_tasks
 from posttrain.errors import RunError
 from posttrain.generation.conversations import sample_conversations
 from posttrain.generation.in_process import InProcessEngine
+from posttrain.training.session import CallerObjects
 from tests.support.runs import save_tiny_model
 from tests.support.stages import stages_with
 from tests.support.tiny import request, some_prompts, tiny_policy
@@ -271,3 +274,26 @@ def test_every_object_of_a_run_is_closed_in_training_and_evaluation(staleness: i
         if not staleness:  # those of the evaluation before it, and of the step
             require_closed(kind)
     require_closed(kind)
+
+
+def test_a_collection_closes_them_once_they_were_scored(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model")
+    kind = watched(Watched, seed=9)
+    kind.late = 0.0
+
+    def reads(environment: Sequence[Watched], **columns: object) -> list[float]:
+        assert not any(each.closed for each in environment)
+        return [1.0] * len(environment)
+
+    config = posttrain.load_recipe(
+        kind=CollectConfig,
+        task={"name": "countdown"},
+        model={"path": str(tmp_path / "model")},
+        environment={"max_failures": 1.0},
+        sampling={"max_completion_tokens": 6},
+        collect={"num_prompts": 2, "group_size": 2},
+        run={"folder": str(tmp_path / "run"), "threads": 1},
+    )
+    with PromptSampler(config, CallerObjects(environment=kind, rewards=[reads])) as sampler:
+        sampler.sampled(range(2))
+        require_closed(kind)
