@@ -15,25 +15,9 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.saving import ExportedWeights
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import HttpOptions, SamplingParams
+from tests.support.rank_runs import WAITING
 from tests.support.rl_server import RlServer, own_server
 from tests.support.runs import Command, command, files_of, require_same, save_tiny_model, start, tiny_recipe
-
-WAITING = """
-import time
-from pathlib import Path
-from dice import dice
-
-HERE = Path(__file__).parent
-calls = []
-
-def patient(completions, **columns):
-    calls.append("call")
-    if len(calls) == 3:
-        (HERE / "in_step_3").touch()
-        while not (HERE / "go").exists():
-            time.sleep(0.01)
-    return dice(completions)
-"""
 
 
 @pytest.fixture(scope="module")
