@@ -1,5 +1,6 @@
 """Environments of a recipe: a user's class or factory, an OpenEnv server, and mistakes in either."""
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -210,6 +211,23 @@ def test_a_mistake_of_the_class_is_one_message_before_the_first_step() -> None:
         environments(Broken)
     with refused("CannotClose failed when it was made and closed once", "OSError: lost"):
         environments(CannotClose)
+
+
+def test_a_class_that_hangs_is_an_error_at_its_deadline_that_says_where() -> None:
+    class Hangs(Plain):
+        def __init__(self) -> None:
+            waits_for_a_board()
+
+    class HangsAtTheEnd(Plain):
+        async def close(self) -> None:
+            waits_for_a_board()
+
+    def waits_for_a_board() -> None:
+        time.sleep(20)
+
+    for each in (Hangs, HangsAtTheEnd):
+        with refused(f"{each.__name__} failed when it was made and closed once", "longer than 0.2 s", "waits_for"):
+            environments(each, seconds=0.2)
 
 
 def test_environments_of_python_are_refused_beside_tools() -> None:

@@ -1,7 +1,8 @@
 """Runs with an environment of the user's: by the command, killed and resumed, and by everything else that samples."""
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,49 @@ def test_chat_uses_a_run_s_environment_and_trace_shows_its_turns(whole: Path) ->
     assert "turn 1 ends with token" in traced
     shown = printed("rl", whole.parent / "recipe.yaml", "--dry-run")
     assert "replies in «…»" in shown
+
+
+NOTES = """
+from pathlib import Path
+
+class Notes:
+    def reset(self, row, seed):
+        self.note("open")
+
+    def reply(self, said):
+        return None
+
+    def close(self):
+        self.note("closed")
+
+    def note(self, word):
+        with Path(__file__).with_name("notes").open("a") as notes:
+            notes.write(word + "\\n")
+"""
+
+
+def test_chat_closes_an_environment_before_it_reads_the_next_question(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.py").write_text(NOTES)
+    notes = tmp_path / "notes"
+
+    def two_questions(_: str) -> Iterator[str]:
+        yield "hi"
+        for _ in range(100):
+            if notes.read_text().endswith("closed\n"):
+                break
+            time.sleep(0.05)
+        with notes.open("a") as written:
+            written.write("asked again\n")
+        yield "ho"
+
+    save_tiny_model(folder / "model")
+    monkeypatch.setattr("posttrain.commands.chat.typed", two_questions)
+    environment = ("--environment.path", f"{tmp_path}/notes.py:Notes", "--trust-code")
+    printed("chat", folder / "model", *environment, "--prompt-format", "plain", "--sampling.max-completion-tokens", "4")
+    made_once = ["closed"]
+    assert notes.read_text().split("\n") == [*made_once, "open", "closed", "asked again", "open", "closed", ""]
 
 
 def test_a_run_from_elsewhere_makes_no_environment_that_was_not_run_here(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from posttrain.binding import arguments_for, is_name_in_file, object_in_file, object_in_module
 from posttrain.environments.chat_turns import SHORT, TOOL, USER, ChatTurns
 from posttrain.environments.openenv import OpenEnvEnvironment, require_server
-from posttrain.environments.protocol import Environment, Environments, Own, close_now, nothing
+from posttrain.environments.protocol import Environment, Environments, Own, close_now, nothing, on_own_thread
 from posttrain.environments.template_check import rewritten_turn
 from posttrain.environments.text_turns import TextTurns
 from posttrain.environments.tool_calls import CallReader, call_id
@@ -83,14 +83,14 @@ def made_once(options: EnvironmentOptions, own: object = None) -> tuple[str, Cal
         is_class, make = isinstance(found, type), partial(made, found, arguments, name)
     try:
         with ExitStack() as closing:
-            example = make()
-            closing.callback(close_now, getattr(example, "close", nothing))
-            other = None if is_class else make()
+            example = on_own_thread(make, options.seconds)
+            closing.callback(close_now, getattr(example, "close", nothing), options.seconds)
+            other = None if is_class else on_own_thread(make, options.seconds)
             if other is not example:
-                closing.callback(close_now, getattr(other, "close", nothing))
+                closing.callback(close_now, getattr(other, "close", nothing), options.seconds)
     except UserError:
         raise
-    except Exception as error:  # other people's code
+    except (Exception, SystemExit) as error:  # other people's code
         told = "".join(traceback.format_exception(error))
         raise UserError(f"environment: {name} failed when it was made and closed once.  Correct it.\n{told}") from error
     if other is example:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from posttrain.environments.protocol import Environments, Said, close_now, nothing
+from posttrain.environments.protocol import Environments, Said, close_now, nothing, on_own_thread
 from posttrain.environments.tool_environments import CalledTools
 from posttrain.errors import UserError
 
@@ -43,9 +43,9 @@ class MethodTools:
     def name(self) -> str:
         return str(getattr(self.factory, "__name__", type(self.factory).__name__))
 
-    def example(self) -> Any:
+    def example(self, seconds: float) -> Any:
         """An object whose methods describe the tools.  Raises UserError if it cannot be an environment."""
-        example = self.factory()
+        example = on_own_thread(self.factory, seconds)
         if not callable(getattr(example, "reset", None)):
             raise UserError(f"environment_factory: a {type(example).__name__} has no method `reset`.  Add it.")
         if not method_names(example):
@@ -53,9 +53,9 @@ class MethodTools:
         return example
 
     @staticmethod
-    def close(example: object) -> None:
+    def close(example: object, seconds: float) -> None:
         """Close an object that was only made to be looked at."""
-        close_now(getattr(example, "close", nothing))
+        close_now(getattr(example, "close", nothing), seconds)
 
     def environments(self, of_tools: Environments, example: Any) -> Environments:
         """The environments of tools, in which each completion calls the methods of an object to itself."""

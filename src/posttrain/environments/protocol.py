@@ -15,15 +15,19 @@ Each completion has an object to itself.
 
 import asyncio
 import inspect
+import sys
+import threading
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from posttrain.options.environment import EnvironmentOptions
 from posttrain.records import Prompt
 from posttrain.turns import ToolCall
 
+Result = TypeVar("Result")
 Messages = Sequence[Mapping[str, object]]
 """Chat turns, each with `role` and `content`."""
 Said = str | Messages
@@ -69,15 +73,49 @@ def nothing() -> None:
     """What closes where nothing is open."""
 
 
-def close_now(close: Callable[[], object]) -> None:
-    """Call a `close` that may be async, and wait for it."""
-    if inspect.isawaitable(closing := close()):
+def close_now(close: Callable[[], object], seconds: float) -> None:
+    """Call a `close` that may be async, and wait for it.  Raises TimeoutError behind the time."""
 
-        async def closed() -> None:
+    async def closed() -> None:
+        if inspect.isawaitable(closing := close()):
             await closing
 
-        with ThreadPoolExecutor(1) as beside:  # the caller, such as a notebook, may be on an event loop
-            beside.submit(asyncio.run, closed()).result()
+    on_own_thread(lambda: asyncio.run(closed()), seconds)
+
+
+def on_own_thread(call: Callable[[], Result], seconds: float) -> Result:
+    """The result of other people's code, or what it raises; the caller, such as a notebook, may be on an event loop.
+
+    Raises TimeoutError, with where the call hangs as a note, behind the time: the thread is left behind.
+    """
+    result: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(called(call))
+        except EnvironmentFailure as failed:
+            result.set_exception(failed.__cause__)
+
+    thread = threading.Thread(target=run, name="environment", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not result.done() and (frame := sys._current_frames().get(thread.ident or 0)) is not None:
+        late = TimeoutError(f"it took longer than {seconds:g} seconds (environment.seconds)")
+        late.add_note("".join(traceback.format_stack(frame)))
+        raise late
+    return result.result(0)
+
+
+class EnvironmentFailure(Exception):
+    """What an environment raised, as its cause."""
+
+
+def called(call: Callable[[], Result]) -> Result:
+    """The result of other people's code.  Raises EnvironmentFailure for whatever it raises."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailure from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,8 +84,8 @@ class RepliesOfRun:
 
             own, methods = settings.own, list[Callable[..., Any]]()
             if isinstance(own, MethodTools):
-                self.example = own.example()
-                opened.callback(own.close, self.example)
+                self.example = own.example(settings.environment.seconds)
+                opened.callback(own.close, self.example, settings.environment.seconds)
                 methods = [getattr(self.example, name) for name in method_names(self.example)]
             self.toolbox = toolbox_of([*settings.tools, *methods], settings.sandbox)
             opened.callback(self.toolbox.close)

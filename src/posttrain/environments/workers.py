@@ -16,10 +16,19 @@ import traceback
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from posttrain.environments.protocol import Environment, Environments, Reply, close_now, nothing
+from posttrain.environments.protocol import (
+    Environment,
+    EnvironmentFailure,
+    Environments,
+    Reply,
+    called,
+    close_now,
+    nothing,
+)
 from posttrain.errors import RunError
 from posttrain.records import Group
 
@@ -57,10 +66,6 @@ class ReplyJournal(Protocol):
 
     def keep_failures(self, text: str) -> Path:
         """Keep the tracebacks of failures that end the run, and say where."""
-
-
-class EnvironmentFailure(Exception):
-    """What an environment raised, as its cause."""
 
 
 @dataclass(slots=True, eq=False)
@@ -216,7 +221,7 @@ class ReplyWorkers:
                 pending.live.num_calls += 1
                 self._running[me] = pending
             try:
-                reply, failure = self._reply_to(pending), ""
+                reply, failure = called(partial(self._reply_to, pending)), ""
             except EnvironmentFailure as failed:
                 reply, failure = None, "".join(traceback.format_exception(failed.__cause__))
             with self._lock:
@@ -225,13 +230,10 @@ class ReplyWorkers:
                 pending.settle(reply, failure)
 
     def _reply_to(self, pending: PendingReply[Any]) -> Reply | None:
-        try:
-            reply = pending.read(self._result(pending))
-            if time.monotonic() - pending.began > self.seconds:
-                raise TimeoutError(self._late())
-            return reply
-        except (Exception, SystemExit) as error:  # an environment may raise anything
-            raise EnvironmentFailure from error
+        reply = pending.read(self._result(pending))
+        if time.monotonic() - pending.began > self.seconds:
+            raise TimeoutError(self._late())
+        return reply
 
     def _result(self, pending: PendingReply[Any]) -> object:
         returned: object = None
@@ -291,7 +293,7 @@ class ReplyWorkers:
         """Close those whose call has returned only after the session; a failure is a warning."""
         for live in lives:
             try:
-                close_here(live)
+                called(partial(close_now, getattr(live.made, "close", nothing), self.seconds))
             except EnvironmentFailure as failed:
                 self._warn_of_close("".join(traceback.format_exception(failed.__cause__)))
 
@@ -320,14 +322,6 @@ class ReplyWorkers:
 
     def _late(self) -> str:
         return f"no reply in {self.seconds:g} seconds (environment.seconds)"
-
-
-def close_here(live: LiveEnvironment) -> None:
-    """Close it on this thread."""
-    try:
-        close_now(getattr(live.made, "close", nothing))
-    except (Exception, SystemExit) as error:  # an environment may raise anything
-        raise EnvironmentFailure from error
 
 
 def cancel_tasks(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.environments.method_tools import MethodTools
 from posttrain.errors import UserError
+from posttrain.options.environment import EnvironmentOptions
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, sandbox_answers
 from posttrain.rewards.grading import function
 from posttrain.rewards.grading.answers import Graded
@@ -288,9 +289,9 @@ def own_reward(
     """
     if factory is None:
         return []
-    made = MethodTools(factory)
-    example = made.example()
-    made.close(example)
+    made, seconds = MethodTools(factory), EnvironmentOptions().seconds
+    example = made.example(seconds)
+    made.close(example, seconds)
     name = type(example).__name__
     if not callable(getattr(type(example), "get_reward", None)):
         return []

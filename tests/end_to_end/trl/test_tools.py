@@ -1,10 +1,12 @@
 """TRL's `tools` and `environment_factory`: a script's functions and objects are called, and paid, as TRL does it."""
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from transformers import TrainerCallback
 
 from posttrain.generation.engine import Sampling
 from posttrain.generation.request import Continuation, Request, Sampled
@@ -152,6 +154,34 @@ def test_an_environment_factory_is_called_and_paid(model: str, tmp_path: Any) ->
     assert " Now 0." in row["prompt"]
     assert "tool:2" in row["completion"]
     assert len(row["turn_ends"]) == 2
+
+
+def test_an_environment_is_closed_behind_each_evaluation_while_the_run_goes_on(model: str, tmp_path: Any) -> None:
+    made: list[Closable] = []
+    num_open: list[int] = []
+
+    class Closable(Counter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.closed = False
+            made.append(self)
+
+        def close(self) -> None:
+            self.closed = True
+
+    class Look(TrainerCallback):  # type: ignore[misc]
+        def on_evaluate(self, *_: object, **__: object) -> None:
+            describing = next(each for each in made if each.value == -1 and not each.closed)  # it lives as the run
+            deadline = time.monotonic() + 5
+            while not all(each.closed for each in made if each is not describing) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            num_open.append(sum(not each.closed for each in made if each is not describing))
+
+    every_step = {"eval_strategy": "steps", "eval_steps": 1}
+    given = {"environment_factory": Closable, "eval_dataset": ROWS, "callbacks": [Look()]}
+    trained(model, str(tmp_path / "run"), args=every_step, **given)
+    assert num_open == [0]
+    assert len(made) > 6
 
 
 def test_the_environment_s_own_reward_is_enough(model: str, tmp_path: Any) -> None:
