@@ -84,3 +84,15 @@ def test_two_ranks_that_split_the_weights_train_what_one_does(name: str, tmp_pat
             # are equal (tests/laws/test_sharding.py).
             limit = 2e-3 if file.parts[0] == "critic" else 1e-4
             assert (numbers - theirs[tensor]).abs().mean() <= limit, f"{file}: {tensor}"
+
+
+def test_ranks_resume_from_the_checkpoint_before_the_first_update(tmp_path: Path) -> None:
+    recipe = by_reward(tmp_path / "whole", checkpoint={"keep_last": 3})
+    run = tmp_path / "whole" / "run"
+    ended = by_ranks("rl", recipe, folder=tmp_path)
+    assert ended.code == 0, ended.err
+    trained = load_file(run / "model" / "model.safetensors")
+    ended = by_ranks("rl", "--resume", run, "--from-step", "0", folder=tmp_path)
+    assert ended.code == 0, ended.err
+    for name, each in load_file(run / "model" / "model.safetensors").items():
+        assert each.equal(trained[name])

@@ -66,6 +66,8 @@ class ShardTensors(PartedTensors):
 
     def read_into(self, targets: Tensors) -> None:
         wanted = {self.stored[name][0]: target for name, target in targets.items()}
+        if not wanted:
+            return
         reader = HuggingFaceStorageReader(str(self.folder))
         # That no process group is used is meant: each rank reads its own parts.
         with failing_as_one(), warnings.catch_warnings(action="ignore"):
@@ -75,14 +77,27 @@ class ShardTensors(PartedTensors):
         return ShardTensors(self.folder, {new: self.stored[name] for name, new in names.items()})
 
 
-def read_shards(folder: Path) -> dict[str, ShardTensors]:
-    """The tensors of a checkpoint by group; none is read before it is asked for."""
+class ShardGroups(dict[str, ShardTensors]):
+    """The tensors of a checkpoint by group; none is read before it is asked for.
+
+    No file mentions a group without tensors, such as an optimiser before its first update.
+    """
+
+    def __init__(self, folder: Path, groups: Mapping[str, ShardTensors]) -> None:
+        super().__init__(groups)
+        self.folder = folder
+
+    def __missing__(self, name: str) -> ShardTensors:
+        return ShardTensors(self.folder, {})
+
+
+def read_shards(folder: Path) -> ShardGroups:
     groups: dict[str, dict[str, tuple[str, TensorStorageMetadata]]] = {}
     for key, described in HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata.items():
         assert isinstance(described, TensorStorageMetadata), "only tensors are written"
         group, _, name = key.partition(BETWEEN)
         groups.setdefault(group, {})[name] = key, described
-    return {group: ShardTensors(folder, stored) for group, stored in groups.items()}
+    return ShardGroups(folder, {group: ShardTensors(folder, stored) for group, stored in groups.items()})
 
 
 @contextmanager
