@@ -31,6 +31,8 @@ MOMENT_SECONDS = (0.1, 1.2)
 """Between two faults."""
 OWNED = "this server samples for "
 """The run before could not give back a server that was away when it ended: its lease lasts a minute."""
+OF_AN_ENVIRONMENT = "The first failure:"
+"""A message about failed completions ends with the traceback of one."""
 RUN_SECONDS = 240.0
 """A run that takes longer hangs."""
 PAUSE_SECONDS = 0.8
@@ -127,7 +129,7 @@ class Chaos:
         """Whether a life was the last; one that ended with an error must have named what failed."""
         endings = [each.ended() for each in life.processes]
         codes, said = {each.code for each in endings}, "\n".join(each.err for each in endings)
-        assert "Traceback" not in said, said
+        assert "Traceback" not in said.partition(OF_AN_ENVIRONMENT)[0], said
         if codes == {0}:
             return True
         if -signal.SIGKILL not in codes:  # both servers were away, or one was when the run connected
