@@ -24,6 +24,7 @@ LAYERS = [
     {"commands", "trl", "course", "variance"},
     {"server"},
     {"training", "irl_runs", "neural_irl"},  # irl_runs and neural_irl are users of irl/, which stands alone
+    {"viewer"},
     {"behaviours"},
     {"runs"},
     {"generation", "tasks", "config"},

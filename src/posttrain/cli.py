@@ -18,6 +18,7 @@ COMMANDS = {
     "launch": ("launch", "start a run with its servers, on this machine or as commands for several"),
     "phases": ("phases", "run phases of one recipe one after another, such as sft, reward model, rl"),
     "compare": ("compare", "run recipes at an equal budget, several seeds each, side by side"),
+    "view": ("view", "look at runs in a browser: every step, completion and token"),
     "behaviours": ("behaviours", "show how often a run's completions check, go back or try again, over training"),
     "eval": ("evaluate", "measure a model on problems that are held out from training"),
     "chat": ("chat", "ask a model by hand"),

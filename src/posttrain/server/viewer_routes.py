@@ -1,0 +1,105 @@
+"""The viewer's server: a page and its modules for everybody on this machine, answers about runs with a token only.
+
+It listens to 127.0.0.1 and changes nothing.  The address that the terminal shows ends in a token behind `#`, which
+browsers keep to themselves; each question brings it in a header that no page of another site can send.  The page loads
+nothing from elsewhere, and what runs say is put into it as text.
+"""
+
+import json
+import secrets
+import threading
+from http import HTTPStatus
+from pathlib import Path
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from posttrain.server.addresses import own_hosts
+from posttrain.server.application import application, route
+from posttrain.server.listening import HttpServer, listening_socket
+from posttrain.server.requests import Access, RefusedRequest, brings
+from posttrain.server.voting_page import TOKEN_HEADER
+from posttrain.viewer.folder_files import Unreadable
+from posttrain.viewer.viewer_answers import Answer, NoSuchAnswer, OpenedRuns, WrongQuery, answer
+
+PAGE = Path(__file__).with_name("viewer_page")
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+}
+"""Files of the page that are served, by suffix."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""With every answer."""
+
+
+class RunViewer(HttpServer):
+    """The page, and the answers about some runs."""
+
+    def __init__(self, runs: OpenedRuns, *, port: int = 0) -> None:
+        bound = listening_socket("127.0.0.1", port, named=f"--port {port}")
+        self.runs, self.token = runs, secrets.token_urlsafe(24)
+        self._one_at_a_time = threading.Lock()
+        """What is kept between answers is changed by one thread at a time."""
+        self.files = {
+            path.relative_to(PAGE).as_posix(): path
+            for path in PAGE.rglob("*")
+            if path.suffix in TYPES and path.is_file()
+        }
+        """All that `/page/NAME` serves: names are looked up here and never on the disk."""
+        access = Access(own_hosts("127.0.0.1", bound.getsockname()[1]))
+        routes = [
+            route("GET", "/", access.checked(self.index)),
+            route("GET", "/page/{name:path}", access.checked(self.page_file)),
+            route("GET", "/api/{path:path}", access.checked(self.api)),
+        ]
+        super().__init__(application(routes), bound, headers=HEADERS)
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/#token={self.token}"
+
+    async def index(self, request: Request) -> Response:
+        return file_answer(self.files["index.html"])
+
+    async def page_file(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self.files:
+            raise RefusedRequest(f"{name[:80]!r}: is not a file of the page", HTTPStatus.NOT_FOUND)
+        return file_answer(self.files[name])
+
+    async def api(self, request: Request) -> Response:
+        if not brings(request.headers.get(TOKEN_HEADER, ""), self.token):
+            raise RefusedRequest("no token: open the address that the terminal shows", HTTPStatus.FORBIDDEN)
+        content = await run_in_threadpool(self._content, request.path_params["path"], dict(request.query_params))
+        return Response(content, media_type="application/json")
+
+    def _content(self, path: str, query: dict[str, str]) -> bytes:
+        """The answer as JSON in ASCII, in which halves of surrogate pairs survive."""
+        found: Answer
+        try:
+            with self._one_at_a_time:
+                found = answer(self.runs, path, query)
+        except NoSuchAnswer as error:
+            raise RefusedRequest(str(error), HTTPStatus.NOT_FOUND) from error
+        except WrongQuery as error:
+            raise RefusedRequest(str(error)) from error
+        except Unreadable as fault:
+            found = {"faults": [str(fault)]}
+        return json.dumps(found, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def file_answer(path: Path) -> Response:
+    return Response(path.read_bytes(), media_type=TYPES[path.suffix])

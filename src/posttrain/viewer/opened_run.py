@@ -1,0 +1,125 @@
+"""A run's folder that is open for reading: what kind it is, whether it is still written, and its files.
+
+Nothing in a folder is run: no code, template or pickle of it.
+"""
+
+import fcntl
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from posttrain.config.reading import COMMAND_OF, recipe_kind
+from posttrain.config.recipes import RUN_RECIPE, RecipeLayer, parse_yaml
+from posttrain.runs.folder import LOCK, VERSION
+from posttrain.viewer.answer_types import Source, State
+from posttrain.viewer.folder_files import Journal, WholeFile, json_object, mapping, stamp
+from posttrain.viewer.step_files import StepFiles
+from posttrain.viewer.token_pieces import TokenPieces
+
+MARKS = {"comparison.json": "compare", "phases.json": "phases"}
+"""Files that mark the folder of a command that makes several runs."""
+WATCHED = (
+    *("format", RUN_RECIPE, "metrics.jsonl", "alarms.jsonl", "scores.jsonl", "summary.json", "held_out.jsonl"),
+    *("comparison.json", "phases.json", "rollouts", "evaluations", "token_columns", "tokenizer"),
+)
+"""Files and folders whose change is a new version of the run."""
+
+
+class OpenedRun:
+    """The folder of one run."""
+
+    def __init__(self, folder: Path, name: str = "") -> None:
+        self.folder = folder
+        self.name = name or folder.resolve().name
+        self.metrics, self.alarms = Journal(folder / "metrics.jsonl"), Journal(folder / "alarms.jsonl")
+        self.scores = Journal(folder / "scores.jsonl")
+        self.summary: WholeFile[dict[str, object]] = WholeFile(folder / "summary.json", json_object, {})
+        self.recipe_text = WholeFile(folder / RUN_RECIPE, lambda content: content.decode("utf-8"), "")
+        self.recipe: WholeFile[dict[str, object]] = WholeFile(folder / RUN_RECIPE, recipe_sections, {})
+        self.format = WholeFile(folder / "format", lambda content: int(content[:40]), 1)
+        self.rollouts, self.evaluations = StepFiles(folder / "rollouts"), StepFiles(folder / "evaluations")
+        self.token_columns = StepFiles(folder / "token_columns", needed=("draw", "sample", "update"))
+        self.pieces = TokenPieces(folder)
+
+    def files(self, source: Source) -> StepFiles:
+        return self.rollouts if source == "rollouts" else self.evaluations
+
+    def kind(self) -> str:
+        """The command that made it.  Raises Unreadable for a recipe that is damaged."""
+        for name, kind in MARKS.items():
+            if (self.folder / name).is_file():
+                return kind
+        sections = {name: dict(mapping(section)) for name, section in self.recipe.content().items()}
+        return COMMAND_OF[recipe_kind([RecipeLayer(where="", sections=sections)])]
+
+    def section(self, name: str) -> Mapping[str, object]:
+        """A section of its recipe; empty where there is none.  Raises Unreadable."""
+        return mapping(self.recipe.content().get(name))
+
+    def state(self) -> State:
+        """Whether a process is writing to it, it has ended, or it was stopped."""
+        if is_written(self.folder):
+            return "running"
+        finished = any((self.folder / name).is_file() for name in ("summary.json", *MARKS))
+        begun = finished or (self.folder / RUN_RECIPE).is_file()
+        return "finished" if finished else "stopped" if begun else "not begun"
+
+    def last_step(self) -> int:
+        steps = [step for line in self.metrics.records() if isinstance(step := line["step"], int)]
+        return max(steps, default=0)
+
+    def version(self) -> str:
+        """Changes with its files."""
+        stamps = [stamp(self.folder / name) or folder_stamp(self.folder / name) for name in WATCHED]
+        return "-".join(f"{each[0]:x}.{each[1] % 10**12:x}" if each else "" for each in stamps)
+
+    def changed(self) -> float:
+        """When a journal or the recipe changed last, in seconds since 1970; 0 where there is none."""
+        found = [stamp(self.folder / name) for name in WATCHED]
+        return max((each[1] for each in found if each), default=0) / 1e9
+
+    def supported(self) -> str | None:
+        """Why a folder of a newer format may not be read well, or None.  Raises Unreadable."""
+        version = self.format.content()
+        if version <= VERSION:
+            return None
+        return f"format: {version}, and this version of posttrain reads up to {VERSION}; update posttrain"
+
+
+def recipe_sections(content: bytes) -> dict[str, object]:
+    """The sections of a recipe.  Raises ValueError."""
+    try:
+        found = parse_yaml(content.decode("utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    if not isinstance(found, dict):
+        raise ValueError("not a recipe")
+    return {str(name): section for name, section in found.items()}
+
+
+def folder_stamp(folder: Path) -> tuple[int, int] | None:
+    """Changes when a file in it is made, replaced or removed."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_nlink, found.st_mtime_ns
+
+
+def is_written(folder: Path) -> bool:
+    """Whether a process holds the folder's lock.  Nothing is written; the lock is touched for microseconds."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False

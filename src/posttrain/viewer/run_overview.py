@@ -1,0 +1,211 @@
+"""A run at a glance: its recipe, curves, alarms, and results before and after training."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from posttrain.viewer.answer_types import AlarmEntry, KindPage, Link, Measure, Number, Overview, RunEntry, RunVersion
+from posttrain.viewer.folder_files import content_or, mapping, noting, number
+from posttrain.viewer.metric_curves import outcomes, panels, seconds_by_stage, series
+from posttrain.viewer.opened_run import OpenedRun
+
+NOTHING: Mapping[str, object] = {}
+HEADLINES = ("accuracy_sampled", "score", "reward", "pairs/accuracy", "accuracy", "loss")
+"""The main held-out result, in the order of choice."""
+MEASURES = {
+    "accuracy_sampled": ("accuracy, sampled", "share"),
+    "accuracy_greedy": ("accuracy, greedy", "share"),
+    "pass_at_8": ("pass@8", "share"),
+    "score": ("score", ""),
+    "reward": ("reward", ""),
+    "loss": ("loss", "nats per token"),
+    "mean_token_accuracy": ("likeliest token", "share"),
+    "accuracy": ("pairs ranked right", "share"),
+    "pairs/accuracy": ("pairs ranked right", "share"),
+    "mean_length": ("mean length", "tokens"),
+}
+"""Results of summary.json -> label and unit; others with an interval follow under their own names."""
+
+
+def run_entry(run: OpenedRun, at: int) -> RunEntry:
+    """A run in the list."""
+    faults: list[str] = []
+    records = run.metrics.records()
+    rewards = [*series(records, "reward").values()]
+    measure = next((name for name in HEADLINES if any(f"eval/{name}" in record for record in records)), "")
+    measured = [*series(records, f"eval/{measure}").values()]
+    of_run = content_or(NOTHING, lambda: run.section("run"), faults)
+    return RunEntry(
+        run=at,
+        name=run.name,
+        folder=str(run.folder),
+        kind=content_or("", run.kind, faults),
+        state=run.state(),
+        last_step=run.last_step(),
+        num_steps=whole(of_run.get("num_steps")),
+        reward=rewards[-1] if rewards else None,
+        accuracy=measured[-1] if measured else None,
+        measure=measure,
+        changed=run.changed(),
+        faults=[*faults, *run.metrics.faults],
+    )
+
+
+def run_version(run: OpenedRun) -> RunVersion:
+    return RunVersion(version=run.version(), state=run.state(), last_step=run.last_step())
+
+
+def overview(run: OpenedRun, at: int, others: Sequence[int], pages: Sequence[KindPage]) -> Overview:
+    """All that the first page of a run shows; `others` are the runs that it is compared with."""
+    entry = run_entry(run, at)
+    faults = list(entry["faults"])
+    records = run.metrics.records()
+
+    summary = readable(run.summary.content, {}, faults)
+    algorithm, task, model = (
+        readable(partial(run.section, name), {}, faults) for name in ("algorithm", "task", "model")
+    )
+    if newer := content_or(None, run.supported, faults):
+        faults.append(newer)
+    alarms = alarm_entries(run)
+    return Overview(
+        run=at,
+        name=run.name,
+        folder=str(run.folder),
+        kind=entry["kind"],
+        state=entry["state"],
+        last_step=entry["last_step"],
+        num_steps=entry["num_steps"],
+        faults=[*faults, *run.alarms.faults, *unreadable_files(run)],
+        lacks=lacks(run, entry),
+        recipe=content_or("", run.recipe_text.content, faults),
+        algorithm=str(algorithm.get("name", "")),
+        task=str(task.get("name", "")),
+        model=str(model.get("path", "")),
+        versions={str(name): str(text) for name, text in mapping(summary.get("versions")).items()},
+        machine=machine(summary),
+        seconds=numbers(summary.get("seconds")),
+        tokens=numbers(summary.get("tokens")),
+        curves=panels(records),
+        outcomes=outcomes(records),
+        seconds_by_stage=seconds_by_stage(records),
+        alarms=alarms,
+        before_after=measures(summary),
+        compared_with=list(others),
+        kind_pages=list(pages),
+    )
+
+
+def whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def numbers(value: object) -> dict[str, Number]:
+    """The numbers of a JSON object; a single number is the `total`."""
+    if isinstance(value, dict):
+        return {str(name): number(each) for name, each in value.items() if number(each) is not None}
+    return {} if number(value) is None else {"total": number(value)}
+
+
+def machine(summary: Mapping[str, object]) -> dict[str, str]:
+    told = {"device": summary.get("device"), **mapping(summary.get("machine"))}
+    memory = number(summary.get("peak_memory_bytes"))
+    told |= {} if memory is None else {"peak memory": f"{memory / 1e9:.2f} GB"}
+    return {name: str(value) for name, value in told.items() if value is not None}
+
+
+def lacks(run: OpenedRun, entry: RunEntry) -> list[str]:
+    """What this folder does not have, and why."""
+    found = []
+    if not (run.folder / "format").is_file() and entry["kind"] == "rl":
+        found.append("a folder of format 1: without tokenizer/ and evaluations/, so tokens may have no bounds")
+    if entry["state"] == "not begun":
+        found.append("the run has not begun its folder yet")
+    elif entry["state"] == "stopped":
+        found.append("the run was stopped or killed: there is no summary.json, so results after training are missing")
+    elif entry["state"] == "running":
+        found.append("the run goes on: results after training come at its end")
+    if entry["kind"] == "rl" and not run.token_columns.steps():
+        found.append("token_columns/ was not kept (run.keep_token_columns): no log π, ratio, clipping or KL by token")
+    return found
+
+
+def unreadable_files(run: OpenedRun) -> list[str]:
+    """The last file of each folder, which a killed or running process may have left damaged."""
+    found: list[str] = []
+    for files in (run.rollouts, run.evaluations, run.token_columns):
+        if steps := files.steps():
+            with noting(found):
+                files.file(steps[-1])
+    return found
+
+
+def measures(summary: Mapping[str, object]) -> list[Measure]:
+    """Results before and after training that are numbers: known ones first, then those with an interval."""
+    before, after = mapping(summary.get("before")), mapping(summary.get("after"))
+    ends = [name for name in (*before, *after) if interval(before, name) or interval(after, name)]
+    names = [name for name in MEASURES if number(before.get(name)) is not None or number(after.get(name)) is not None]
+    found = []
+    for name in dict.fromkeys([*names, *ends]):
+        label, unit = MEASURES.get(name, (name.replace("_", " "), ""))
+        (low, high), (after_low, after_high) = (interval(of, name) or (None, None) for of in (before, after))
+        found.append(
+            Measure(
+                measure=label,
+                name=name,
+                before=number(before.get(name)),
+                before_low=low,
+                before_high=high,
+                after=number(after.get(name)),
+                after_low=after_low,
+                after_high=after_high,
+                unit=unit,
+                resting_on=resting_on(after or before, name),
+            )
+        )
+    return found
+
+
+def interval(results: Mapping[str, object], name: str) -> tuple[Number, Number] | None:
+    """The ends of a result's interval: a pair in summaries of runs by reward, two numbers in the others."""
+    pair = results.get(f"{name}_interval")
+    low, high = pair if isinstance(pair, list) and len(pair) == 2 else (results.get(f"{name}_low"), None)
+    high = results.get(f"{name}_high") if high is None else high
+    return None if number(low) is None or number(high) is None else (number(low), number(high))
+
+
+def resting_on(results: Mapping[str, object], name: str) -> str:
+    problems, samples = (number(results.get(each)) for each in ("num_problems", "samples_per_problem"))
+    if problems is None:
+        return ""
+    greedy = name == "accuracy_greedy"
+    return f"{problems} problems" + (f" × {samples}" if samples is not None and not greedy else "")
+
+
+AT = re.compile(r"rollouts/\d+/\d+/\d+")
+
+
+def alarm_entries(run: OpenedRun) -> list[AlarmEntry]:
+    """Alarms with the rollouts that they are about; those of earlier versions have the transcript only."""
+    found = []
+    for record in run.alarms.records():
+        step = int(str(record["step"]))
+        about = record.get("rollouts")
+        listed = [mapping(each) for each in about] if isinstance(about, list) else []
+        ids = [(whole(each.get("draw")), whole(each.get("sample"))) for each in listed]
+        links = [
+            Link(at=f"rollouts/{step}/{draw}/{sample}", label=f"prompt {draw}, completion {sample}")
+            for draw, sample in ids
+            if draw is not None and sample is not None
+        ]
+        found.append(
+            AlarmEntry(
+                step=step,
+                name=str(record.get("alarm", "")),
+                says=str(record.get("says", "")),
+                notice=record.get("notice") is True,
+                transcript=str(record.get("transcript", "")),
+                links=links,
+            )
+        )
+    return found

@@ -1,0 +1,160 @@
+"""Parquet files of steps: which there are, how many rows each has, and some rows or columns of them.
+
+Footers are read first; then only the row groups and columns that a question needs.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posttrain.viewer.folder_files import Stamp, Unreadable, stamp
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+NAME = re.compile(r"step-(\d{6,12})\.parquet")
+SCALARS = {
+    **dict.fromkeys(("step", "draw", "sample", "weights_version", "update"), "integer"),
+    **dict.fromkeys(("prompt_id", "prompt", "completion", "finish", "columns", "evaluation", "failure"), "text"),
+    **dict.fromkeys(("turn_calls", "outcome", "marks"), "text"),
+    **dict.fromkeys(("reward", "advantage", "judged", "score"), "number"),
+    "greedy": "truth",
+}
+"""Types of columns, by name or prefix before a slash; one of another type counts as missing."""
+KEPT_FILES = 4096
+"""Footers that are kept."""
+KEPT_BYTES = 64 << 20
+"""Of columns that are kept."""
+
+
+class StepFile:
+    """One Parquet file."""
+
+    def __init__(self, path: Path, label: str) -> None:
+        self.path, self.label = path, label
+        self.reads = 0
+        """Row groups read so far."""
+        file = self._open()
+        schema, self.num_rows = file.schema_arrow, file.metadata.num_rows
+        counts = [file.metadata.row_group(each).num_rows for each in range(file.metadata.num_row_groups)]
+        self.starts = [0, *accumulate(counts)]
+        self.columns = tuple(dict.fromkeys(each.name for each in schema if has_its_type(each)))
+        file.close()
+
+    def _open(self) -> "pq.ParquetFile":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            return pq.ParquetFile(self.path, memory_map=True)
+        except (pa.ArrowException, OSError) as error:
+            raise Unreadable(self.label, f"damaged, or still being written ({first_line(error)})") from error
+
+    def require(self, *names: str) -> None:
+        missing = [name for name in names if name not in self.columns]
+        if missing:
+            raise Unreadable(self.label, f"the column `{missing[0]}` is missing or of another type")
+
+    def read(self, names: Sequence[str], first: int = 0, count: int | None = None) -> "pa.Table":
+        """Some rows of those columns that the file has."""
+        import pyarrow as pa
+
+        last = self.num_rows if count is None else min(first + count, self.num_rows)
+        groups = [at for at, start in enumerate(self.starts[:-1]) if start < last and self.starts[at + 1] > first]
+        wanted = [name for name in names if name in self.columns]
+        try:
+            with self._open() as file:
+                table = file.read_row_groups(groups, columns=wanted, use_threads=False)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise Unreadable(self.label, f"damaged ({first_line(error)})") from error
+        self.reads += len(groups)
+        skipped = first - self.starts[groups[0]] if groups else 0
+        return table.slice(skipped, max(0, last - first))
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def has_its_type(field: "pa.Field") -> bool:
+    import pyarrow.types as kinds
+
+    kind = SCALARS.get(field.name.partition("/")[0])
+    if kind is None:
+        return True
+    tests: dict[str, bool] = {
+        "integer": kinds.is_integer(field.type),
+        "text": kinds.is_string(field.type) or kinds.is_large_string(field.type),
+        "number": kinds.is_floating(field.type) or kinds.is_integer(field.type) or kinds.is_null(field.type),
+        "truth": kinds.is_boolean(field.type),
+    }
+    return tests[kind]
+
+
+class StepFiles:
+    """The files of a folder such as `rollouts`, by step."""
+
+    def __init__(self, folder: Path, needed: Sequence[str] = ("draw", "sample", "prompt_id", "prompt", "completion")):
+        self.folder, self.needed = folder, needed
+        self._files: dict[int, tuple[Stamp, StepFile | Unreadable]] = {}
+        self._columns: OrderedDict[tuple[int, Stamp, tuple[str, ...]], pa.Table] = OrderedDict()
+        self._kept_bytes = 0
+
+    def steps(self) -> list[int]:
+        """Steps with a file, in order."""
+        try:
+            names = [NAME.fullmatch(each.name) for each in self.folder.iterdir()]
+        except OSError:
+            return []
+        return sorted(int(name[1]) for name in names if name)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:06d}.parquet"
+
+    def file(self, step: int) -> StepFile:
+        """The file of a step.  Raises Unreadable where it is missing or damaged."""
+        path, label = self.path(step), f"{self.folder.name}/{self.path(step).name}"
+        now = stamp(path)
+        if now is None:
+            raise Unreadable(label, "does not exist")
+        known = self._files.get(step)
+        if known is None or known[0] != now:
+            if len(self._files) > KEPT_FILES:
+                self._files.clear()
+            known = self._files[step] = now, self._opened(path, label)
+        if isinstance(known[1], Unreadable):
+            raise known[1]
+        return known[1]
+
+    def _opened(self, path: Path, label: str) -> StepFile | Unreadable:
+        try:
+            file = StepFile(path, label)
+            file.require(*self.needed)
+        except Unreadable as fault:
+            return fault
+        return file
+
+    def kept(self, step: int, names: Sequence[str]) -> "pa.Table":
+        """Columns of a whole file, which are kept for the next question."""
+        file = self.file(step)
+        key = step, self._files[step][0], tuple(names)
+        if key in self._columns:
+            self._columns.move_to_end(key)
+            return self._columns[key]
+        table = self._columns[key] = file.read(names)
+        self._kept_bytes += table.nbytes
+        while self._kept_bytes > KEPT_BYTES and len(self._columns) > 1:
+            self._kept_bytes -= self._columns.popitem(last=False)[1].nbytes
+        return table
+
+    def readable(self, faults: list[str]) -> Iterator[tuple[int, StepFile]]:
+        """The files that can be read, in order; the others are noted."""
+        for step in self.steps():
+            try:
+                yield step, self.file(step)
+            except Unreadable as fault:
+                faults.append(str(fault))

@@ -1,0 +1,211 @@
+"""The steps of a run, a step group by group, and a group's rollouts side by side."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from statistics import fmean, pstdev
+from typing import Any
+
+from posttrain.viewer.answer_types import (
+    GroupPage,
+    GroupRollout,
+    GroupRow,
+    Neighbours,
+    Number,
+    Piece,
+    Source,
+    StepList,
+    StepPage,
+    StepRow,
+)
+from posttrain.viewer.folder_files import noting, number
+from posttrain.viewer.metric_curves import series
+from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, choices, names_of, require_step, with_prefix
+from posttrain.viewer.step_files import StepFile
+
+Row = Mapping[str, Any]
+SHORT = ("draw", "sample", "prompt_id", "prompt", "reward", "advantage", "evaluation", "greedy", "judged", "finish")
+OF_STEP = (
+    *("num_groups", "frac_uninformative_groups", "num_replaced_groups"),
+    *("reward", "completions/mean_length", "eval/accuracy_sampled"),
+)
+"""Metrics in the list of steps."""
+
+
+def step_list(run: OpenedRun, source: Source) -> StepList:
+    """All steps with a file; their numbers are those of metrics.jsonl."""
+    faults: list[str] = []
+    files, records = run.files(source), run.metrics.records()
+    groups, uninformative, replaced, reward, length, accuracy = (series(records, name) for name in OF_STEP)
+    steps = []
+    for step in files.steps():
+        rows: int | None = None
+        with noting(faults):
+            rows = files.file(step).num_rows
+        steps.append(
+            StepRow(
+                step=step,
+                rows=rows,
+                groups=groups.get(step),
+                uninformative=uninformative.get(step),
+                replaced=replaced.get(step),
+                reward=reward.get(step),
+                mean_length=length.get(step),
+                accuracy=accuracy.get(step),
+            )
+        )
+    return StepList(source=source, steps=steps, faults=faults)
+
+
+def step_page(run: OpenedRun, source: Source, step: int) -> StepPage:
+    """The groups of a step.  Raises Unreadable where its file is missing or damaged."""
+    files, faults = run.files(source), list[str]()
+    file = require_step(files, step)
+    names = [name for name in file.columns if name in SHORT or name.startswith(("score/", "outcome/"))]
+    rows = short_rows(file, names)
+    steps = files.steps()
+    outcomes, terms = choices(files, {step: file}, faults)
+    metrics = [line for line in run.metrics.records() if line["step"] == step]
+    return StepPage(
+        source=source,
+        step=step,
+        previous=max((each for each in steps if each < step), default=None),
+        next=min((each for each in steps if each > step), default=None),
+        metrics={str(name): number(value) for line in metrics for name, value in line.items()},
+        groups=[group_row(group, of_group) for group, of_group in by_group(rows)],
+        outcomes=outcomes,
+        terms=terms,
+        faults=faults,
+    )
+
+
+def short_rows(file: StepFile, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a file without their texts and tokens, with their lengths."""
+    import pyarrow.compute as compute
+
+    table = file.read([*names, "logprobs"])
+    lengths: list[int | None] = [None] * table.num_rows
+    if "logprobs" in table.column_names:
+        lengths = compute.list_value_length(table["logprobs"]).to_pylist()
+    rows = table.select([name for name in table.column_names if name != "logprobs"]).to_pylist()
+    return [{**row, "length": length} for row, length in zip(rows, lengths, strict=True)]
+
+
+def by_group(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """Rows by the name of their group, in the order of the file."""
+    for name, of_group in groupby(rows, key=lambda row: names_of(row)[0]):
+        yield name, list(of_group)
+
+
+def group_row(group: str, rows: Sequence[Row]) -> GroupRow:
+    """A group in the table of a step."""
+    rewards = [scored(row) for row in rows]
+    known = [reward for reward in rewards if reward is not None]
+    lengths = [row["length"] for row in rows if row["length"] is not None]
+    functions = {name.removeprefix("score/") for row in rows for name in row if name.startswith("score/")}
+    trained = "advantage" in rows[0]
+    return GroupRow(
+        group=group,
+        draw=rows[0]["draw"],
+        prompt_id=rows[0]["prompt_id"] or "",
+        prompt=(rows[0]["prompt"] or "")[-PROMPT_CHARACTERS:],
+        rewards=rewards,
+        rollouts=[names_of(row)[1] for row in rows],
+        mean=fmean(known) if known else None,
+        spread=pstdev(known) if known else None,
+        uninformative=len(known) < 2 or len(set(known)) == 1,
+        replaced=trained and bool(known) and all(row["advantage"] is None for row in rows),
+        outcomes=[outcome_of(row) for row in rows],
+        scores={name: [number(row[f"score/{name}"]) for row in rows] for name in sorted(functions)},
+        mean_length=fmean(lengths) if lengths else None,
+    )
+
+
+def scored(row: Row) -> Number:
+    """The reward of a row, or what a held-out completion was judged by."""
+    reward = number(row.get("reward"))
+    return number(row.get("judged")) if reward is None else reward
+
+
+def outcome_of(row: Row) -> str:
+    """The first outcome that a reward function told."""
+    return next(iter(with_prefix(row, "outcome/", str).values()), "")
+
+
+def group_page(run: OpenedRun, source: Source, step: int, group: str) -> GroupPage | None:
+    """All rollouts of a group; None if the step has no such group.  Raises Unreadable."""
+    file = require_step(run.files(source), step)
+    order = file.read(["draw", "sample", "evaluation", "greedy"]).to_pylist()
+    groups = list(dict.fromkeys(names_of(row)[0] for row in order))
+    if group not in groups:
+        return None
+    places = [place for place, row in enumerate(order) if names_of(row)[0] == group]
+    table = file.read(file.columns, places[0], places[-1] + 1 - places[0])
+    rows = table.take([place - places[0] for place in places]).to_pylist()
+    faults: list[str] = []
+    at = groups.index(group)
+    sequences = [row.get("tokens") or [] for row in rows]
+    parts = partings(sequences)
+    prompt: list[Piece] = []
+    with noting(faults):
+        prompt = run.pieces.given(rows[0].get("prompt_tokens") or [])
+    return GroupPage(
+        source=source,
+        step=step,
+        group=group,
+        prompt_id=rows[0]["prompt_id"] or "",
+        prompt=prompt,
+        prompt_text=rows[0]["prompt"] or "",
+        columns=rows[0].get("columns") or "",
+        rollouts=[
+            group_rollout(run, f"{source}/{step}/{group}", row, parting, faults)
+            for row, parting in zip(rows, parts, strict=True)
+        ],
+        neighbours=Neighbours(
+            previous=f"{source}/{step}/{groups[at - 1]}" if at else None,
+            next=f"{source}/{step}/{groups[at + 1]}" if at + 1 < len(groups) else None,
+        ),
+        faults=faults,
+    )
+
+
+def group_rollout(run: OpenedRun, at: str, row: Row, parting: int, faults: list[str]) -> GroupRollout:
+    """A rollout beside its siblings, which it leaves at the token `parting`."""
+    pieces: list[Piece] = []
+    with noting(faults):
+        pieces = run.pieces.pieces(row.get("tokens") or [], row.get("sampled"))
+    _, rollout = names_of(row)
+    return GroupRollout(
+        at=f"{at}/{rollout}",
+        sample=row["sample"],
+        rollout=rollout,
+        reward=scored(row),
+        advantage=number(row.get("advantage")),
+        finish=row.get("finish") or "",
+        outcome=outcome_of(row),
+        scores=with_prefix(row, "score/", number),
+        greedy=bool(row.get("greedy")),
+        pieces=pieces,
+        text=row["completion"] or "",
+        parts_at=parting,
+    )
+
+
+def partings(sequences: Sequence[Sequence[int]]) -> list[int]:
+    """The token at which each sequence leaves the majority, or its length if it never does.
+
+    Only sequences that agree so far vote on the next token; of equally common tokens the first sequence's wins.
+    """
+    found = [len(sequence) for sequence in sequences]
+    along = list(range(len(sequences)))
+    for place in range(max(map(len, sequences), default=0)):
+        along = [at for at in along if len(sequences[at]) > place]
+        if len(along) < 2:
+            break
+        [(most, _)] = Counter(sequences[at][place] for at in along).most_common(1)
+        for at in along:
+            if sequences[at][place] != most:
+                found[at] = place
+        along = [at for at in along if sequences[at][place] == most]
+    return found

@@ -1,0 +1,171 @@
+"""One function from an address to its answer, for the server, for an exported file and for a notebook."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from posttrain.viewer.answer_types import KindPage, RunList, Source
+from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.rollout_rows import RowPages, RowQuery
+from posttrain.viewer.run_overview import overview, run_entry, run_version
+from posttrain.viewer.step_pages import group_page, step_list, step_page
+
+Query = Mapping[str, str]
+Answer = Mapping[str, object]
+
+
+class NoSuchAnswer(Exception):
+    """An address without an answer."""
+
+
+class WrongQuery(Exception):
+    """A query with a value that is not one of its field."""
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """A run and what is kept between answers about it."""
+
+    run: OpenedRun
+
+    @cached_property
+    def pages(self) -> RowPages:
+        return RowPages(self.run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedRuns:
+    """The runs that are shown, in order."""
+
+    shown: list[ShownRun] = field(default_factory=list)
+    below: Path | None = None
+    """Where they were found, if they were not named."""
+
+    @classmethod
+    def of(cls, folders: Sequence[Path], *, below: Path | None = None) -> "OpenedRuns":
+        names = [folder.resolve().name for folder in folders]
+        twice = {name for name in names if names.count(name) > 1}
+        opened = [
+            OpenedRun(folder, str(folder) if name in twice else name)
+            for folder, name in zip(folders, names, strict=True)
+        ]
+        return cls(shown=[ShownRun(run) for run in opened], below=below)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked: all runs, the one that is meant, the rest of the address, and the query."""
+
+    runs: OpenedRuns
+    at: int
+    path: Sequence[str]
+    query: Query
+
+    @property
+    def shown(self) -> ShownRun:
+        return self.runs.shown[self.at]
+
+    @property
+    def run(self) -> OpenedRun:
+        return self.shown.run
+
+    @property
+    def source(self) -> Source:
+        return source_of(self.query.get("source", "rollouts"))
+
+
+def answer(runs: OpenedRuns, path: str, query: Query) -> Answer:
+    """The answer at an address behind `/api/`.  Raises NoSuchAnswer, WrongQuery, and Unreadable for a file."""
+    for pattern, reply in ADDRESSES.items():
+        if found := re.fullmatch(pattern, path):
+            at, *rest = found.groups() or ("0",)
+            if pattern.startswith("run/") and int(at) >= len(runs.shown):
+                raise NoSuchAnswer(f"{path}: there are {len(runs.shown)} runs")
+            return reply(Asked(runs, int(at), rest, query))
+    raise NoSuchAnswer(f"{path[:200]}: no such answer")
+
+
+def run_list(asked: Asked) -> Answer:
+    runs = asked.runs
+    return RunList(
+        runs=[run_entry(each.run, at) for at, each in enumerate(runs.shown)],
+        compares=runs.below is None and len(runs.shown) > 1,
+        below=str(runs.below or ""),
+    )
+
+
+def run_overview(asked: Asked) -> Answer:
+    named = asked.runs.below is None
+    others = [at for at in range(len(asked.runs.shown)) if at != asked.at and named]
+    return overview(asked.run, asked.at, others, kind_pages(asked.run))
+
+
+def kind_pages(run: OpenedRun) -> list[KindPage]:
+    return []
+
+
+def row_page(asked: Asked) -> Answer:
+    query = asked.query
+    step = query.get("step", "")
+    chosen = RowQuery(
+        source=asked.source,
+        step=whole_number("step", step) if step else None,
+        outcome=query.get("outcome", ""),
+        term=query.get("term", ""),
+        low=bound("low", query),
+        high=bound("high", query),
+        length_low=bound("length_low", query),
+        length_high=bound("length_high", query),
+        text=query.get("text", ""),
+        evaluation=query.get("evaluation", ""),
+        sort=query.get("sort", ""),
+    )
+    offset = whole_number("offset", query.get("offset", "0"))
+    return asked.shown.pages.page(chosen, offset, whole_number("limit", query.get("limit", "100")))
+
+
+def group(asked: Asked) -> Answer:
+    source, step, name = asked.path
+    found = group_page(asked.run, source_of(source), int(step), name)
+    if found is None:
+        raise NoSuchAnswer(f"{source}/{step}/{name}: the step has no such group")
+    return found
+
+
+def source_of(text: str) -> Source:
+    known: dict[str, Source] = {"rollouts": "rollouts", "evaluations": "evaluations"}
+    if text in known:
+        return known[text]
+    raise WrongQuery(f"source = {text[:40]!r}: must be rollouts or evaluations")
+
+
+def whole_number(name: str, text: str) -> int:
+    if not re.fullmatch(r"\d{1,12}", text, re.ASCII):
+        raise WrongQuery(f"{name} = {text[:40]!r}: must be a whole number")
+    return int(text)
+
+
+def bound(name: str, query: Query) -> float | None:
+    text = query.get(name, "")
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise WrongQuery(f"{name} = {text[:40]!r}: must be a number") from None
+
+
+SOURCE, STEP, NAME = "(rollouts|evaluations)", r"(\d{1,12})", r"([\w-]{1,60})"
+RUN = r"run/(\d{1,6})"
+ADDRESSES: dict[str, Callable[[Asked], Answer]] = {
+    "runs": run_list,
+    f"{RUN}/state": lambda asked: run_version(asked.run),
+    f"{RUN}/overview": run_overview,
+    f"{RUN}/steps": lambda asked: step_list(asked.run, asked.source),
+    f"{RUN}/rows": row_page,
+    f"{RUN}/step/{STEP}": lambda asked: step_page(asked.run, asked.source, int(asked.path[0])),
+    f"{RUN}/group/{SOURCE}/{STEP}/{NAME}": group,
+}
+"""Patterns of addresses."""
