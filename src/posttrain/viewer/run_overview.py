@@ -61,9 +61,9 @@ def overview(run: OpenedRun, at: int, others: Sequence[int], pages: Sequence[Kin
     faults = list(entry["faults"])
     records = run.metrics.records()
 
-    summary = readable(run.summary.content, {}, faults)
+    summary = content_or(NOTHING, run.summary.content, faults)
     algorithm, task, model = (
-        readable(partial(run.section, name), {}, faults) for name in ("algorithm", "task", "model")
+        content_or(NOTHING, partial(run.section, name), faults) for name in ("algorithm", "task", "model")
     )
     if newer := content_or(None, run.supported, faults):
         faults.append(newer)
