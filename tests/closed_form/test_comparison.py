@@ -12,7 +12,7 @@ import scipy.stats
 import yaml
 from matplotlib.figure import Figure
 
-from posttrain.commands.cells import (
+from posttrain.commands.comparison.cells import (
     Budget,
     Cell,
     accuracy_curve,
@@ -24,7 +24,7 @@ from posttrain.commands.cells import (
     recipe_digest,
     variant_names,
 )
-from posttrain.commands.comparison_report import (
+from posttrain.commands.comparison.comparison_report import (
     CellResult,
     draw_curves_of_variants,
     draw_ends_of_variants,

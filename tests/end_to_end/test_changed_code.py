@@ -12,7 +12,7 @@ import yaml
 import posttrain
 from posttrain.binding import code_digest
 from posttrain.cli import main
-from posttrain.commands.cells import Cell, kept_result, recipe_digest
+from posttrain.commands.comparison.cells import Cell, kept_result, recipe_digest
 from posttrain.commands.phase_list import Phase
 from posttrain.commands.phases import finished
 from posttrain.runs.named_inputs import named_files

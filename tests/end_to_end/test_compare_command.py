@@ -14,8 +14,9 @@ import yaml
 from safetensors.torch import load_file
 
 from posttrain.cli import main
-from posttrain.commands import cells, phases as phases_command
-from posttrain.commands.cells import Cell
+from posttrain.commands import phases as phases_command
+from posttrain.commands.comparison import cells
+from posttrain.commands.comparison.cells import Cell
 from posttrain.config.recipes import find_recipe
 from tests.support.accidents import Accident
 from tests.support.commands import refusal

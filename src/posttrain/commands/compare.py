@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     given = split_arguments(rest, PROGRAM)
     first, _ = given.first("RECIPE")
     recipes = given.positional or [first]
-    from posttrain.commands.cells import make_cells, read_budget, run_comparison, variant_names
+    from posttrain.commands.comparison.cells import make_cells, read_budget, run_comparison, variant_names
 
     variants: dict[str, Config] = {}
     for name, recipe in zip(variant_names(recipes), recipes, strict=True):

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from posttrain.viewer.answer_types import AlarmEntry, KindPage, Link, Measure, Number, Overview, RunEntry, RunVersion
 from posttrain.viewer.folder_files import content_or, mapping, noting, number
 from posttrain.viewer.metric_curves import outcomes, panels, seconds_by_stage, series
 from posttrain.viewer.opened_run import OpenedRun
 
-NOTHING: Mapping[str, object] = {}
+NOTHING: Mapping[str, object] = MappingProxyType({})
 HEADLINES = ("accuracy_sampled", "score", "reward", "pairs/accuracy", "accuracy", "loss")
 """The main held-out result, in the order of choice."""
 MEASURES = {

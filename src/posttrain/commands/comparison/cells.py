@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.commands.comparison_report import CellResult, quantity, write_comparison
+from posttrain.commands.comparison.comparison_report import CellResult, quantity, write_comparison
 from posttrain.config import Config, as_recipe
 from posttrain.errors import RunError, UserError
 from posttrain.generation.conversations import sample_conversations
