@@ -49,7 +49,7 @@ class RunViewer(HttpServer):
     """The page, and the answers about some runs."""
 
     def __init__(self, runs: OpenedRuns, *, port: int = 0) -> None:
-        bound = listening_socket("127.0.0.1", port, named=f"--port {port}")
+        bound = listening_socket("127.0.0.1", port, named=f"port {port}")
         self.runs, self.token = runs, secrets.token_urlsafe(24)
         self._one_at_a_time = threading.Lock()
         """What is kept between answers is changed by one thread at a time."""

@@ -199,7 +199,7 @@ class StepList(TypedDict):
     faults: list[str]
 
 
-class RolloutRow(TypedDict):
+class ShownRollout(TypedDict):
     """A rollout in a table."""
 
     at: str
@@ -240,7 +240,7 @@ class RowPage(TypedDict):
     """Whether all files were looked at."""
     looked_at: int
     of_files: int
-    rows: list[RolloutRow]
+    rows: list[ShownRollout]
     outcomes: list[str]
     """Choices for `outcome`, seen so far: FUNCTION:OUTCOME."""
     terms: list[str]
@@ -383,7 +383,7 @@ class TurnEntry(TypedDict):
 class RolloutPage(TypedDict):
     """One rollout, token by token."""
 
-    row: RolloutRow
+    row: ShownRollout
     prompt: list[Piece]
     prompt_text: str
     prefill: str
@@ -443,7 +443,7 @@ class ProblemStep(TypedDict):
     step: int
     source: Source
     evaluation: str
-    rows: list[RolloutRow]
+    rows: list[ShownRollout]
 
 
 class ProblemPage(TypedDict):

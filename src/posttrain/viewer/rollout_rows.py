@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrain.viewer.answer_types import RolloutRow, RowPage, Source
+from posttrain.viewer.answer_types import RowPage, ShownRollout, Source
 from posttrain.viewer.folder_files import Unreadable, noting, number
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.step_files import StepFile, StepFiles
@@ -107,7 +107,7 @@ class RowPages:
         else:
             looked_at, matches = len(opened), total
             wanted = rows_between(opened, offset, offset + limit)
-        rows: list[RolloutRow] = []
+        rows: list[ShownRollout] = []
         with noting(faults):
             rows = rows_at(opened, wanted, query.source)
         outcomes, terms = choices(files, opened, faults)
@@ -236,12 +236,12 @@ def rows_between(opened: Mapping[int, StepFile], first: int, last: int) -> list[
     return found
 
 
-def rows_at(opened: Mapping[int, StepFile], wanted: Sequence[tuple[int, int]], source: Source) -> list[RolloutRow]:
+def rows_at(opened: Mapping[int, StepFile], wanted: Sequence[tuple[int, int]], source: Source) -> list[ShownRollout]:
     """The rows at some places, each file read once.  Raises Unreadable."""
     of_step: dict[int, list[int]] = {}
     for step, row in wanted:
         of_step.setdefault(step, []).append(row)
-    found: dict[tuple[int, int], RolloutRow] = {}
+    found: dict[tuple[int, int], ShownRollout] = {}
     for step, rows in of_step.items():
         file, first = opened[step], min(rows)
         table = file.read(row_columns(file), first, max(rows) + 1 - first).take([row - first for row in rows])
@@ -254,7 +254,7 @@ def row_columns(file: StepFile) -> list[str]:
     return [name for name in file.columns if name in (*ROW, *EVALUATION) or name.startswith(PREFIXES)]
 
 
-def table_rows(table: "pa.Table", source: Source, step: int) -> list[RolloutRow]:
+def table_rows(table: "pa.Table", source: Source, step: int) -> list[ShownRollout]:
     """Rows of a file; lengths of the log-probs are sampled tokens."""
     import pyarrow.compute as compute
 
@@ -265,11 +265,11 @@ def table_rows(table: "pa.Table", source: Source, step: int) -> list[RolloutRow]
     return [shown_row(row, source, step, length) for row, length in zip(table.to_pylist(), lengths, strict=True)]
 
 
-def shown_row(row: Mapping[str, Any], source: Source, step: int, length: int | None) -> RolloutRow:
+def shown_row(row: Mapping[str, Any], source: Source, step: int, length: int | None) -> ShownRollout:
     """A row as tables show it."""
     prompt, completion = row["prompt"] or "", row["completion"] or ""
     group, rollout = names_of(row)
-    return RolloutRow(
+    return ShownRollout(
         at=f"{source}/{step}/{group}/{rollout}",
         source=source,
         step=step,
