@@ -55,7 +55,7 @@ class OpenedRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AskedFor:
     """What is asked: all runs, the one that is meant, the rest of the address, and the query."""
 
     runs: OpenedRuns
@@ -83,11 +83,11 @@ def answer(runs: OpenedRuns, path: str, query: Query) -> Answer:
             at, *rest = found.groups() or ("0",)
             if pattern.startswith("run/") and int(at) >= len(runs.shown):
                 raise NoSuchAnswer(f"{path}: there are {len(runs.shown)} runs")
-            return reply(Question(runs, int(at), rest, query))
+            return reply(AskedFor(runs, int(at), rest, query))
     raise NoSuchAnswer(f"{path[:200]}: no such answer")
 
 
-def run_list(asked: Question) -> Answer:
+def run_list(asked: AskedFor) -> Answer:
     runs = asked.runs
     return RunList(
         runs=[run_entry(each.run, at) for at, each in enumerate(runs.shown)],
@@ -96,7 +96,7 @@ def run_list(asked: Question) -> Answer:
     )
 
 
-def run_overview(asked: Question) -> Answer:
+def run_overview(asked: AskedFor) -> Answer:
     named = asked.runs.below is None
     others = [at for at in range(len(asked.runs.shown)) if at != asked.at and named]
     return overview(asked.run, asked.at, others, kind_pages(asked.run))
@@ -106,7 +106,7 @@ def kind_pages(run: OpenedRun) -> list[KindPage]:
     return []
 
 
-def row_page(asked: Question) -> Answer:
+def row_page(asked: AskedFor) -> Answer:
     query = asked.query
     step = query.get("step", "")
     chosen = RowQuery(
@@ -126,7 +126,7 @@ def row_page(asked: Question) -> Answer:
     return asked.shown.pages.page(chosen, offset, whole_number("limit", query.get("limit", "100")))
 
 
-def group(asked: Question) -> Answer:
+def group(asked: AskedFor) -> Answer:
     source, step, name = asked.path
     found = group_page(asked.run, source_of(source), int(step), name)
     if found is None:
@@ -159,7 +159,7 @@ def bound(name: str, query: Query) -> float | None:
 
 SOURCE, STEP, NAME = "(rollouts|evaluations)", r"(\d{1,12})", r"([\w-]{1,60})"
 RUN = r"run/(\d{1,6})"
-ADDRESSES: dict[str, Callable[[Question], Answer]] = {
+ADDRESSES: dict[str, Callable[[AskedFor], Answer]] = {
     "runs": run_list,
     f"{RUN}/state": lambda asked: run_version(asked.run),
     f"{RUN}/overview": run_overview,
