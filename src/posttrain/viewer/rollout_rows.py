@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrain.viewer.answer_types import RowPage, ShownRollout, Source
+from posttrain.viewer.answer_types import Source
 from posttrain.viewer.folder_files import Unreadable, noting, number
 from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.rollout_answers import RowPage, ShownRollout
 from posttrain.viewer.step_files import StepFile, StepFiles
 
 if TYPE_CHECKING:

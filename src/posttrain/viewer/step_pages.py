@@ -6,21 +6,20 @@ from itertools import groupby
 from statistics import fmean, pstdev
 from typing import Any
 
-from posttrain.viewer.answer_types import (
+from posttrain.viewer.answer_types import Number, Source
+from posttrain.viewer.folder_files import noting, number
+from posttrain.viewer.metric_curves import series
+from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.rollout_answers import (
     GroupPage,
     GroupRollout,
     GroupRow,
     Neighbours,
-    Number,
     Piece,
-    Source,
     StepList,
     StepPage,
     StepRow,
 )
-from posttrain.viewer.folder_files import noting, number
-from posttrain.viewer.metric_curves import series
-from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, choices, names_of, require_step, with_prefix
 from posttrain.viewer.step_files import StepFile
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from posttrain.viewer.answer_types import Piece
 from posttrain.viewer.folder_files import Stamp, Unreadable, mapping, stamp
+from posttrain.viewer.rollout_answers import Piece
 
 FILES = ("tokenizer/tokenizer.json", "model/tokenizer.json", "adapter/tokenizer.json")
 """Where a run's folder has it; that in `model/` serves runs of format 1."""
