@@ -81,6 +81,7 @@ def first_line(error: Exception) -> str:
 
 
 def has_its_type(field: "pa.Field") -> bool:
+    """Whether a column has the type that its name has in run folders; one of an unknown name may have any."""
     import pyarrow.types as kinds
 
     kind = SCALARS.get(field.name.partition("/")[0])

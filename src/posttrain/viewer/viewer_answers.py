@@ -107,6 +107,7 @@ def kind_pages(run: OpenedRun) -> list[KindPage]:
 
 
 def row_page(asked: AskedFor) -> Answer:
+    """Some rows, chosen by the query."""
     query = asked.query
     step = query.get("step", "")
     chosen = RowQuery(
