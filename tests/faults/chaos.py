@@ -129,7 +129,7 @@ class Chaos:
         """Whether a life was the last; one that ended with an error must have named what failed."""
         endings = [each.ended() for each in life.processes]
         codes, said = {each.code for each in endings}, "\n".join(each.err for each in endings)
-        assert "Traceback" not in said.partition(OF_AN_ENVIRONMENT)[0], said
+        assert "Traceback (" not in said.partition(OF_AN_ENVIRONMENT)[0], said
         if codes == {0}:
             return True
         if -signal.SIGKILL not in codes:  # both servers were away, or one was when the run connected
