@@ -4,6 +4,7 @@ Its DevTools protocol over `--remote-debugging-pipe`: messages of JSON, each wit
 from descriptor 3 and writes to descriptor 4.
 """
 
+import base64
 import json
 import os
 import select
@@ -20,6 +21,11 @@ VARIABLE = "POSTTRAIN_CHROMIUM"
 """Names a program, where it has none of the names below or lies elsewhere."""
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chromium-headless-shell", "chrome")
 SECONDS = 30.0
+KEY_CODES = {
+    **{"Enter": (13, "\r"), "Escape": (27, ""), "Backspace": (8, ""), "Tab": (9, "")},
+    **{"ArrowLeft": (37, ""), "ArrowUp": (38, ""), "ArrowRight": (39, ""), "ArrowDown": (40, "")},
+}
+"""Keys that are not characters: their code, and the text that they type."""
 LAUNCHER = """
 import fcntl, os, sys
 read, write = (fcntl.fcntl(int(each), fcntl.F_DUPFD, 10) for each in sys.argv[1:3])
@@ -75,9 +81,19 @@ class Browser:
         return found
 
     def press(self, key: str) -> None:
-        """A key, down and up."""
+        """A key, down and up: a character, or one of KEY_CODES by its name."""
+        code, text = KEY_CODES.get(key, (0, key))
         for kind in ("keyDown", "keyUp"):
-            self.send("Input.dispatchKeyEvent", type=kind, key=key, text=key if kind == "keyDown" else "")
+            typed = text if kind == "keyDown" else ""
+            self.send("Input.dispatchKeyEvent", type=kind, key=key, text=typed, windowsVirtualKeyCode=code)
+
+    def screenshot(self, file: Path) -> None:
+        """A picture of what the window shows, as PNG."""
+        file.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
+
+    def colours(self, scheme: str) -> None:
+        """Light or dark, as the system would ask for."""
+        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def click(self, element: str) -> None:
         """The middle of an element, by its id."""

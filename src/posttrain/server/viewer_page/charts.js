@@ -1,0 +1,218 @@
+// Curves over steps: uPlot with our colours, one linked cursor, and a legend that reads out the values under it.
+import { html, useEffect, useLayoutEffect, useMemo, useRef } from "./dom.js";
+import { lineColour, paint } from "./colours.js";
+import { number, percent, words } from "./format.js";
+import { useThemeVersion } from "./theme.js";
+
+const { uPlot } = globalThis;
+const HEIGHT = 150;
+const FONT = "11px system-ui, sans-serif";
+const DRAG_PX = 8;
+
+// One axis for all lines: {steps, rows: one array of values per column, null where a line has no point}.
+function aligned(lines) {
+  const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
+  const place = new Map(steps.map((step, at) => [step, at]));
+  const spread = (line, values) => {
+    const row = new Array(steps.length).fill(null);
+    line.steps.forEach((step, at) => { row[place.get(step)] = values[at] ?? null; });
+    return row;
+  };
+  return { steps, spread };
+}
+
+function asLines(lines) {
+  const { steps, spread } = aligned(lines);
+  const data = [steps];
+  const series = [{}];
+  const bands = [];
+  lines.forEach((line, place) => {
+    const colour = line.colour || lineColour(place);
+    data.push(spread(line, line.values));
+    series.push({ colour, scale: line.axis === "right" ? "right" : "y", width: 1.6, points: { show: line.steps.length < 25, size: 5 }, dash: line.axis === "right" ? [4, 3] : undefined });
+    if (!line.low || !line.high || !line.low.some((value) => value !== null)) return;
+    data.push(spread(line, line.high), spread(line, line.low));
+    series.push({ edge: true, scale: "y" }, { edge: true, scale: "y" });
+    bands.push({ series: [data.length - 2, data.length - 1], colour });
+  });
+  return { data, series, bands };
+}
+
+// Shares on top of each other; the first line is drawn at the bottom.
+function asStack(lines) {
+  const { steps, spread } = aligned(lines);
+  const data = [steps];
+  const series = [{}];
+  let below = new Array(steps.length).fill(0);
+  const tops = lines.map((line) => {
+    below = spread(line, line.values).map((value, at) => below[at] + (value || 0));
+    return below;
+  });
+  for (let place = lines.length - 1; place >= 0; place--) {
+    data.push(tops[place]);
+    series.push({ colour: lines[place].colour || lineColour(place), width: 1, filled: true, points: { show: false } });
+  }
+  return { data, series, bands: [] };
+}
+
+function options({ built, size, range, percents, stacked, hooks, sync }) {
+  const muted = paint("muted");
+  const axis = { stroke: muted, font: FONT, ticks: { show: false }, gap: 6 };
+  const grid = { stroke: paint("line"), width: 1 };
+  const right = built.series.some((one) => one.scale === "right");
+  return {
+    ...size,
+    legend: { show: false },
+    padding: [8, 10, 0, 0],
+    cursor: { sync: { key: sync }, drag: { x: true, y: false, setScale: false }, points: { size: 6 }, y: false },
+    scales: { x: { time: false, range }, y: { range: yRange(percents, stacked) }, ...(right && { right: { range: yRange(true, false) } }) },
+    axes: [
+      { ...axis, grid: { show: false }, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] },
+      { ...axis, grid, size: 46, values: percents ? asPercents : asNumbers, space: 34 },
+      ...(right ? [{ ...axis, grid: { show: false }, side: 1, scale: "right", size: 40, values: asPercents, space: 34 }] : []),
+    ],
+    series: built.series.map((one) => (one.colour ? drawn(one, stacked) : {})),
+    bands: built.bands.map((band) => ({ series: band.series, fill: paint(band.colour, 0.16) })),
+    hooks,
+  };
+}
+
+function asPercents(_, values) {
+  return values.map((value) => `${number(value * 100, 2)}%`);
+}
+
+// As many decimals as the distance between two lines of the grid needs.
+function asNumbers(_, values, axis, space, distance) {
+  const decimals = Math.max(0, Math.ceil(-Math.log10(distance) - 1e-9));
+  return values.map((value) => (decimals > 4 ? number(value, 2) : value.toFixed(decimals).replace("-", "\u2212")));
+}
+
+function drawn(one, stacked) {
+  if (one.edge) return { stroke: "transparent", points: { show: false }, spanGaps: true, scale: one.scale };
+  const stroke = stacked ? paint("surface") : paint(one.colour);
+  const fill = one.filled ? paint(one.colour, 1) : undefined;
+  return { stroke, width: one.width, fill, spanGaps: true, scale: one.scale || "y", dash: one.dash, points: { ...one.points, fill: stroke } };
+}
+
+function yRange(percents, stacked) {
+  return (_, low, high) => {
+    if (stacked) return [0, percents ? 1 : high || 1];
+    if (low === null) return [0, 1];
+    const room = (high - low || Math.abs(high) || 1) * 0.08;
+    const bottom = low >= 0 && low < 0.35 * high ? 0 : low - room;
+    return [percents ? Math.max(0, bottom) : bottom, percents ? Math.min(1, high + room) : high + room];
+  };
+}
+
+// Alarms: a small mark at the foot of their step.
+function drawMarks(plot, marks) {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.fillStyle = paint("orange");
+  ctx.strokeStyle = paint("orange", 0.5);
+  ctx.setLineDash([3, 3]);
+  const unit = devicePixelRatio || 1;
+  for (const step of marks) {
+    const x = Math.round(plot.valToPos(step, "x", true));
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    const foot = bbox.top + bbox.height;
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, foot - 7 * unit);
+    ctx.stroke();
+    ctx.beginPath();
+    ctx.moveTo(x, foot - 8 * unit);
+    ctx.lineTo(x - 4.5 * unit, foot);
+    ctx.lineTo(x + 4.5 * unit, foot);
+    ctx.fill();
+  }
+  ctx.restore();
+}
+
+// `lines`: [{name, steps, values, low?, high?, colour?}]. A click opens the step under the cursor; a drag zooms.
+export function Chart({ title, unit, lines, stacked, percents, range, marks = [], sync = "steps", height = HEIGHT, onOpen, onZoom }) {
+  const box = useRef(null);
+  const head = useRef(null);
+  const plot = useRef(null);
+  const acts = useRef({});
+  acts.current = { onOpen, onZoom, range, marks, lines };
+  const themed = useThemeVersion();
+  const built = useMemo(() => (stacked ? asStack(lines) : asLines(lines)), [JSON.stringify(lines), stacked]);
+  const shape = JSON.stringify([built.series, built.bands, stacked, percents, height, sync]);
+  useLayoutEffect(() => {
+    const node = box.current;
+    const hooks = {
+      setCursor: [(drawing) => readOut(head.current, drawing, acts.current.lines, percents)],
+      setSelect: [(drawing) => zoomed(drawing, acts.current)],
+      draw: [(drawing) => drawMarks(drawing, acts.current.marks)],
+      ready: [(drawing) => listen(drawing, acts)],
+    };
+    const size = { width: node.clientWidth || 300, height };
+    const limits = (_, low, high) => acts.current.range || (low === high ? [low - 0.5, high + 0.5] : [low, high]);
+    plot.current = new uPlot(options({ built, size, range: limits, percents, stacked, hooks, sync }), built.data, node);
+    readOut(head.current, plot.current, lines, percents);
+    const watcher = new ResizeObserver(() => plot.current.setSize({ width: node.clientWidth, height }));
+    watcher.observe(node);
+    return () => { watcher.disconnect(); plot.current.destroy(); };
+  }, [shape, themed]);
+  useEffect(() => {
+    plot.current.setData(built.data);
+    readOut(head.current, plot.current, lines, percents);
+  }, [built, JSON.stringify(range), JSON.stringify(marks)]);
+  return html`<figure class="chart"><figcaption ref=${head}>
+      <h3>${title}${unit && html`<span class="unit">${unit}</span>`}</h3>
+      <span class="readings">${lines.map((line, place) => html`<span class="reading" key=${line.name}>
+        <i class=${"dot " + (line.colour || lineColour(place))}></i>${lines.length > 1 && words(line.name)} <b></b></span>`)}</span>
+    </figcaption><div class="plot" ref=${box} role="img" aria-label=${spoken(title, lines, percents)}></div></figure>`;
+}
+
+// A line of a chart in words, for those who do not see it.
+function spoken(title, lines, percents) {
+  const show = percents ? percent : number;
+  const told = lines.map(({ name, steps, values }) => {
+    const known = steps.map((step, at) => [step, values[at]]).filter(([, value]) => value !== null);
+    if (!known.length) return `${name}: no values`;
+    const [first, last] = [known[0], known[known.length - 1]];
+    return `${words(name)}: ${show(first[1])} at step ${first[0]}, ${show(last[1])} at step ${last[0]}`;
+  });
+  return `${title}. ${told.join("; ")}`;
+}
+
+// The values at the cursor, or the last ones.
+function readOut(head, plot, lines, percents) {
+  if (!head) return;
+  const steps = plot.data[0];
+  const at = plot.cursor.idx ?? steps.length - 1;
+  const show = percents ? percent : number;
+  const places = head.querySelectorAll("b");
+  lines.forEach((line, place) => {
+    if (places[place]) places[place].textContent = (line.axis === "right" ? percent : show)(near(line, steps[at]));
+  });
+}
+
+// The value at a step, or the last one before it.
+function near(line, step) {
+  for (let at = line.steps.length - 1; at >= 0; at--) {
+    if (line.steps[at] <= step && line.values[at] !== null) return line.values[at];
+  }
+  return null;
+}
+
+function zoomed(plot, { onZoom }) {
+  if (!onZoom || plot.select.width < DRAG_PX) return;
+  const left = plot.posToVal(plot.select.left, "x");
+  const right = plot.posToVal(plot.select.left + plot.select.width, "x");
+  plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+  onZoom(Math.floor(left), Math.ceil(right));
+}
+
+function listen(plot, acts) {
+  let down = null;
+  plot.over.addEventListener("mousedown", (event) => { down = event.clientX; });
+  plot.over.addEventListener("click", (event) => {
+    const { onOpen } = acts.current;
+    const at = plot.cursor.idx;
+    if (onOpen && at !== null && Math.abs(event.clientX - down) < DRAG_PX) onOpen(plot.data[0][at]);
+  });
+  plot.over.addEventListener("dblclick", () => acts.current.onZoom && acts.current.onZoom(null, null));
+}

@@ -1,0 +1,71 @@
+// Problems over training: all of them, and one with its completions at every step where it was asked.
+import { choose, go, link } from "./address.js";
+import { pathOf } from "./api.js";
+import { Chart } from "./charts.js";
+import { outcomeColours } from "./colours.js";
+import { html, useMemo } from "./dom.js";
+import { brief, counted, number, percent, plain } from "./format.js";
+import { Answer } from "./loading.js";
+import { Empty, Outcome, Tag } from "./parts.js";
+import { ShareCells } from "./strips.js";
+
+const SHOWN = 200;
+
+export function ProblemsView({ run, query, version }) {
+  return html`<h1 tabindex="-1">Problems</h1><p class="note">Each square is one step at which the problem was asked, from white (never solved) to blue (always).</p>
+    <${Answer} path=${`/api/run/${run.run}/problems`} version=${version} lines=${12}>${(found) => html`<${Problems} run=${run} found=${found} query=${query} />`}<//>`;
+}
+
+function Problems({ run, found, query }) {
+  const wanted = (query.text || "").toLowerCase();
+  const matching = useMemo(() => found.problems.filter((one) => !wanted || (one.prompt_id + " " + one.prompt).toLowerCase().includes(wanted)), [found, wanted]);
+  const limit = Number(query.limit) || SHOWN;
+  return html`<form class="filters" onSubmit=${(event) => event.preventDefault()}><label class="field grow"><span>text</span>
+      <input type="search" data-search placeholder="in the prompt or its id ( / )" value=${query.text || ""} onInput=${(event) => choose({ text: event.target.value })} /></label></form>
+    <p class="note" role="status">${wanted ? `${number(matching.length)} of ${counted(found.problems.length, "problem")} match` : counted(found.total, "problem")}${
+      found.problems.length < found.total ? `; the first ${number(found.problems.length)} are listed` : ""}</p>
+    ${!matching.length ? html`<${Empty}>No problem matches.<//>` : html`<div class="scroll"><table class="rows"><thead><tr><th>problem</th><th>prompt</th>
+      <th class="n">asked</th><th class="n">first</th><th class="n">last</th><th>over training</th></tr></thead><tbody>
+      ${matching.slice(0, limit).map((one) => html`<${ProblemRow} key=${one.prompt_id} run=${run} one=${one} />`)}</tbody></table></div>`}
+    ${matching.length > limit && html`<p class="note"><button type="button" class="plain" onClick=${() => choose({ limit: limit + 500 })}>Show more</button></p>`}`;
+}
+
+function ProblemRow({ run, one }) {
+  const address = link(["run", run.run, "problem", one.prompt_id]);
+  const shares = one.asked.map((asked) => asked.solved ?? asked.reward);
+  return html`<tr onClick=${() => go(address)}><th scope="row"><a data-item class="open" href=${address}>${plain(one.prompt_id)}</a></th>
+    <td class="prompt">${plain(brief(one.prompt, 80))}</td><td class="n">${counted(one.asked.length, "time")}</td>
+    <td class="n">${percent(shares[0])}</td><td class="n">${percent(shares[shares.length - 1])}</td>
+    <td><${ShareCells} values=${shares} labels=${one.asked.map((asked) => `step ${asked.step}`)} /></td></tr>`;
+}
+
+export function ProblemView({ run, rest, query, version }) {
+  return html`<${Answer} path=${pathOf(`/api/run/${run.run}/problem`, { id: rest.join("/") })} version=${version} lines=${12}>
+    ${(page) => html`<${Problem} run=${run} page=${page} query=${query} />`}<//>`;
+}
+
+function Problem({ run, page }) {
+  const colours = useMemo(() => outcomeColours(new Set(page.steps.flatMap((step) => step.rows.flatMap((row) => Object.values(row.outcomes))))), [page]);
+  const line = { name: "reward", steps: page.steps.map((step) => step.step), values: page.steps.map(meanReward), low: [], high: [] };
+  const open = (step) => document.getElementById(`at-${step}`)?.scrollIntoView({ block: "start", behavior: "smooth" });
+  return html`<h1 tabindex="-1">${plain(page.prompt_id)}</h1><section class="text" aria-label="prompt"><pre class="asked">${plain(page.prompt)}</pre></section>
+    ${page.columns && html`<details><summary>Row of the data set</summary><pre class="code">${plain(page.columns)}</pre></details>`}
+    ${page.steps.length > 1 && html`<section class="panels one"><${Chart} title="mean reward" lines=${[line]} sync="problem" onOpen=${open} /></section>`}
+    <p class="key">${Object.entries(colours).map(([name, colour]) => html`<${Outcome} key=${name} name=${name} colour=${colour} />`)}</p>
+    ${page.steps.map((step) => html`<section class="asked-at" key=${step.source + step.step + step.evaluation} id=${`at-${step.step}`}>
+      <h2><a data-item href=${link(["run", run.run, "group", step.source, step.step, step.rows[0] ? step.rows[0].group : ""])}>Step ${step.step}</a>
+        <span class="muted"> ${step.source === "rollouts" ? "training" : plain(step.evaluation || "held-out")} · mean reward ${number(meanReward(step))}</span></h2>
+      <ul class="tries">${step.rows.map((row) => html`<${Try} key=${row.at} run=${run} row=${row} colours=${colours} />`)}</ul></section>`)}`;
+}
+
+function meanReward(step) {
+  const known = step.rows.map((row) => row.reward).filter((reward) => reward !== null);
+  return known.length ? known.reduce((sum, reward) => sum + reward, 0) / known.length : null;
+}
+
+function Try({ run, row, colours }) {
+  const outcome = Object.values(row.outcomes)[0];
+  return html`<li><a class="try" data-item href=${link(["run", run.run, "rollout", ...row.at.split("/")])}><b class="n">${number(row.reward)}</b>
+    ${outcome && html`<${Outcome} name=${outcome} colour=${colours[outcome]} />`}${row.greedy && html`<${Tag}>greedy<//>`}
+    <span class="text">${plain(brief(row.completion, 400))}</span></a></li>`;
+}

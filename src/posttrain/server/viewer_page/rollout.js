@@ -1,0 +1,61 @@
+// One rollout: every token with its numbers, what the graders read, and its place among its siblings.
+import { choose, link } from "./address.js";
+import { scaleOf } from "./colours.js";
+import { html, useMemo, useState } from "./dom.js";
+import { plain } from "./format.js";
+import { Answer } from "./loading.js";
+import { Choice, Empty, Legend, Visible } from "./parts.js";
+import { Facts, Graders, Reading, Row, sentence } from "./rollout_facts.js";
+import { Pieces, PlainText, spansByToken, TokenText } from "./tokens.js";
+
+export function RolloutView({ run, rest, query, version }) {
+  const path = rest.map(encodeURIComponent).join("/");
+  return html`<${Answer} path=${`/api/run/${run.run}/rollout/${path}`} version=${version} lines=${16}>
+    ${(page) => html`<${Rollout} key=${page.row.at} run=${run.run} page=${page} query=${query} />`}<//>`;
+}
+
+const keyOf = (quantity) => quantity.name + (quantity.update === undefined ? "" : `.${quantity.update}`);
+
+function Rollout({ run, page, query }) {
+  const { row, completion, quantities } = page;
+  const chosen = quantities.find((one) => keyOf(one) === query.colour) || quantities.find((one) => one.name === "advantage") || quantities[0];
+  const off = query.colour === "none";
+  const quantity = off ? undefined : chosen;
+  const scale = useMemo(() => quantity && scaleOf(quantity), [quantity]);
+  const spans = useMemo(() => spansByToken(page.offsets, page.spans, page.prefill.length), [page]);
+  const [at, setAt] = useState(Number(query.token) || 0);
+  const spaces = query.spaces !== "off";
+  const near = (side) => page.neighbours[side] && html`<a rel=${side === "next" ? "next" : "prev"} title=${side === "next" ? "next rollout (j)" : "previous rollout (k)"}
+    href=${link(["run", run, "rollout", ...page.neighbours[side].split("/")], { ...query, token: "" })}>${side === "next" ? "next →" : "← previous"}</a>`;
+  return html`<div class="title"><h1 tabindex="-1">Rollout ${row.rollout} <span class="muted">of group ${row.group}, step ${row.step}</span></h1>
+      <nav class="near" aria-label="other rollouts">${near("previous")}${near("next")}</nav></div>
+    <${Facts} page=${page} />
+    <div class="reader"><div class="main"><${Prompt} page=${page} spaces=${spaces} />
+      <section class="text" aria-label="completion"><div class="text-head"><h2>Completion</h2>
+        <${Controls} quantities=${quantities} chosen=${off ? "none" : quantity && keyOf(quantity)} spaces=${spaces} /></div>
+        ${quantity && html`<${Legend} scale=${scale} label=${quantity.label} unit=${quantity.unit} />`}
+        ${completion.length ? html`<${TokenText} pieces=${completion} values=${quantity && quantity.values} scale=${scale} spaces=${spaces} spans=${spans}
+          turns=${page.turns} at=${at} onPick=${setAt} say=${(place) => sentence(page, quantity, place)} />`
+          : page.completion_text ? html`<${PlainText} text=${page.completion_text} spaces=${spaces} />` : html`<${Empty}>The completion is empty.<//>`}</section></div>
+      <aside class="side" aria-label="numbers">${completion.length > 0 && html`<${Reading} page=${page} at=${at} chosen=${quantity} />`}
+        <${Graders} page=${page} run=${run} onPick=${setAt} /><${Row} page=${page} /></aside></div>`;
+}
+
+function Prompt({ page, spaces }) {
+  return html`<section class="text" aria-label="prompt"><h2>Prompt</h2>
+    ${page.prompt.length ? html`<${Pieces} pieces=${page.prompt} spaces=${spaces} />` : html`<div class="tokens"><${Visible} text=${page.prompt_text} spaces=${spaces} /></div>`}
+    ${page.prefill && html`<p class="note">The last ${page.prefill.length} characters are a prefill, and graded with the completion:
+      <code>${plain(page.prefill)}</code></p>`}</section>`;
+}
+
+function Controls({ quantities, chosen, spaces }) {
+  const options = [...quantities.map((one) => ({ value: keyOf(one), label: one.label + (one.update === undefined ? "" : ` ${one.update}`) })), { value: "none", label: "none" }];
+  const turn = () => {
+    const next = options[(options.findIndex((one) => one.value === chosen) + 1) % options.length];
+    choose({ colour: next.value });
+  };
+  return html`<div class="controls">${quantities.length > 0 && html`<${Choice} label="Colour" name="colour" value=${chosen} options=${options}
+      onChange=${(value) => choose({ colour: value })} />`}
+    <button type="button" class="hidden" data-key="c" tabindex="-1" aria-hidden="true" onClick=${turn}></button>
+    <label class="tick"><input type="checkbox" data-key="w" checked=${spaces} onChange=${() => choose({ spaces: spaces ? "off" : "" })} />white space</label></div>`;
+}

@@ -1,0 +1,63 @@
+// Next to a rollout's text: its scores, the numbers of the token in hand, what graders read, and the row it came from.
+import { link } from "./address.js";
+import { heat, outcomeColour, scaleOf } from "./colours.js";
+import { html } from "./dom.js";
+import { number, percent, plain, words } from "./format.js";
+import { Fact, Outcome, Section, Signed, Tag } from "./parts.js";
+import { tokenName } from "./tokens.js";
+
+export function Facts({ page }) {
+  const { row } = page;
+  return html`<dl class="facts"><${Fact} name="reward"><b>${number(row.reward)}</b><//>
+    ${row.advantage !== null && html`<${Fact} name="advantage"><${Signed} value=${row.advantage} scale=${scaleOf({ name: "advantage" })} /><//>`}
+    ${Object.entries(row.outcomes).map(([name, outcome]) => html`<${Fact} key=${name} name=${plain(name)}>
+      <${Outcome} name=${outcome} colour=${outcomeColour(outcome)} /><//>`)}
+    ${Object.keys(row.scores).length > 1 && Object.entries(row.scores).map(([name, score]) => html`<${Fact} key=${"s" + name} name=${plain(name)}>${number(score)}<//>`)}
+    <${Fact} name="ends by">${words(row.finish)}<//><${Fact} name="tokens">${number(row.length)}<//>
+    ${row.evaluation && html`<${Fact} name="evaluation">${plain(row.evaluation)}${row.greedy && ", greedy"}<//>`}
+    ${page.weights_version !== null && html`<${Fact} name="weights of step">${number(page.weights_version)}<//>`}
+    ${row.replaced && html`<${Tag} tone="warn">its group was replaced<//>`}${page.failure && html`<${Tag} tone="warn">${plain(page.failure)}<//>`}</dl>`;
+}
+
+// A token and its number in words: its label for those who do not see colours.
+export function sentence(page, quantity, at) {
+  const piece = page.completion[at];
+  const value = quantity && quantity.values[at];
+  return `${tokenName(piece)}${value === null || value === undefined ? "" : `, ${quantity.label} ${number(value)}`}`;
+}
+
+export function Reading({ page, at, chosen }) {
+  const piece = page.completion[Math.min(at, page.completion.length - 1)];
+  const alternatives = (page.alternatives && page.alternatives[at]) || [];
+  const rows = page.quantities.filter((one) => one.values[at] !== null && one.values[at] !== undefined);
+  return html`<section class="reading-box" aria-live="off" aria-label="token"><h2>Token ${at} <code>${tokenName(piece)}</code></h2>
+    <table class="pairs"><tbody><tr><th scope="row">id</th><td class="n">${piece.id}</td></tr>
+      ${!piece.sampled && html`<tr><th scope="row">given</th><td class="n">not sampled</td></tr>`}
+      ${rows.map((one) => html`<tr key=${one.name + one.update} class=${one === chosen ? "on" : ""}><th scope="row">${one.label}${one.update === undefined ? "" : ` ${one.update}`}</th>
+        <td class=${"n " + heat(one.values[at], scaleOf(one))}>${number(one.values[at], 4)}<span class="unit">${one.unit}</span></td></tr>`)}</tbody></table>
+    ${alternatives.length > 0 && html`<h3>Likeliest tokens</h3><ol class="alternatives">${alternatives.map((one) => html`<li key=${one.id} class=${one.id === piece.id ? "on" : ""}>
+      <code>${plain(JSON.stringify(one.text))}</code><meter min="0" max="1" value=${Math.exp(one.logprob)}></meter><span class="n">${percent(Math.exp(one.logprob))}</span></li>`)}</ol>`}</section>`;
+}
+
+export function Graders({ page, run, onPick }) {
+  const siblings = page.siblings || [];
+  const tokenOf = (span) => Math.max(0, page.offsets.findIndex((offset) => offset + page.prefill.length > span.start) - 1);
+  return html`${page.spans.length + page.notes.length > 0 && html`<${Section} id="graders" title="What graders read"><ul class="spans">
+      ${page.spans.map((span, place) => html`<li key=${place}><button type="button" class="plain" onClick=${() => onPick(tokenOf(span))}>
+        <i class=${"swatch mark-" + span.kind} aria-hidden="true"></i>${plain(span.function)}: ${span.kind}</button>
+        ${span.value !== null && html`<span class="n"> ${number(span.value)}</span>`} <span class="muted">${plain(span.says)}</span></li>`)}
+      ${page.notes.map((note, place) => html`<li key=${"n" + place}>${plain(note)}</li>`)}</ul><//>`}
+    ${page.turns.length > 0 && html`<${Section} id="turns" title="Turns"><ol class="spans">${page.turns.map((turn, place) => html`<li key=${place}>
+      ${turn.calls.map((call, key) => html`<code key=${key}>${plain(JSON.stringify(call))}</code>`)} reward ${number(turn.reward)}, reply of ${number(turn.given)} tokens</li>`)}</ol><//>`}
+    ${siblings.length > 0 && html`<${Section} id="siblings" title="Same prompt"><p class="siblings">${siblings.map((one) => html`<a key=${one.at}
+      href=${link(["run", run, "rollout", ...one.at.split("/")])} aria-current=${one.at === page.row.at ? "page" : undefined}>${plain(one.label)}</a>`)}</p><//>`}`;
+}
+
+export function Row({ page }) {
+  const extras = Object.entries(page.extras || {});
+  if (!page.columns && !extras.length) return null;
+  return html`<${Section} id="row" title="Row of the data set"><p class="note">${plain(page.row.prompt_id)}</p>
+    ${page.columns && html`<pre class="code">${plain(page.columns)}</pre>`}
+    ${extras.length > 0 && html`<table class="pairs"><tbody>${extras.map(([name, value]) => html`<tr key=${name}><th scope="row">${plain(name)}</th>
+      <td>${plain(typeof value === "object" ? JSON.stringify(value) : value)}</td></tr>`)}</tbody></table>`}<//>`;
+}

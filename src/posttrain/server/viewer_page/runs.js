@@ -1,0 +1,37 @@
+// The runs that the viewer was started with or found: one line each.
+import { link } from "./address.js";
+import { html, useState } from "./dom.js";
+import { number, percent, plain } from "./format.js";
+import { Empty, Fault } from "./parts.js";
+
+export function State({ state }) {
+  return html`<span class=${"state " + state}><i class="dot" aria-hidden="true"></i>${state}</span>`;
+}
+
+export function RunList({ runs, faults }) {
+  const [chosen, setChosen] = useState([]);
+  if (!runs.length) {
+    return html`<${Empty}>No runs were found. Train one with <code>posttrain rl recipes/countdown-tiny.yaml</code>, or name
+      a run folder: <code>posttrain view FOLDER</code>.<//>`;
+  }
+  const choose = (run) => setChosen((now) => (now.includes(run) ? now.filter((one) => one !== run) : [...now, run].slice(-2)));
+  return html`<h1 tabindex="-1">Runs</h1>${(faults || []).map((text) => html`<${Fault} text=${text} />`)}
+    <p class="note">${runs.length > 1
+      ? html`Choose two runs to <${Comparison} chosen=${chosen} />` : "Open the run to see what it learned."}</p>
+    <div class="scroll"><table class="rows runs"><thead><tr>${runs.length > 1 && html`<th><span class="hidden">compare</span></th>`}
+      <th>run</th><th>kind</th><th>state</th><th class="n">steps</th><th class="n">reward</th><th class="n">accuracy</th><th>folder</th>
+    </tr></thead><tbody>${runs.map((run) => html`<tr key=${run.run}>
+      ${runs.length > 1 && html`<td><input type="checkbox" aria-label=${`compare ${run.name}`}
+        checked=${chosen.includes(run.run)} onChange=${() => choose(run.run)} /></td>`}
+      <th scope="row"><a data-item class="open" href=${link(["run", run.run])}>${plain(run.name)}</a>
+        ${(run.faults || []).map((text) => html`<${Fault} text=${text} />`)}</th>
+      <td>${run.kind}</td><td><${State} state=${run.state} /></td>
+      <td class="n">${number(run.last_step)}${run.num_steps ? html`<span class="muted"> / ${number(run.num_steps)}</span>` : ""}</td>
+      <td class="n">${number(run.reward)}</td><td class="n">${percent(run.accuracy)}</td>
+      <td class="muted path">${plain(run.folder)}</td></tr>`)}</tbody></table></div>`;
+}
+
+function Comparison({ chosen }) {
+  if (chosen.length < 2) return html`<span>compare them.</span>`;
+  return html`<a href=${link(["compare"], { a: Math.min(...chosen), b: Math.max(...chosen) })}>compare them</a>`;
+}

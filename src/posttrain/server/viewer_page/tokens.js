@@ -1,0 +1,85 @@
+// A text token by token: colours by a quantity, numbers on hover and on focus, marks of graders, white space.
+import { heat } from "./colours.js";
+import { html, useState } from "./dom.js";
+import { plain } from "./format.js";
+import { Visible } from "./parts.js";
+
+const SHOWN = 2000;
+
+export function Pieces({ pieces, spaces, className = "" }) {
+  const [limit, setLimit] = useState(SHOWN);
+  return html`<div class=${"tokens " + className}>${pieces.slice(0, limit).map((piece, at) => html`<span key=${at} class=${kind(piece)}>${
+    inside(piece, spaces)}</span>`)}</div><${More} total=${pieces.length} limit=${limit} setLimit=${setLimit} />`;
+}
+
+function kind(piece) {
+  return "token" + (piece.special ? " special" : "") + (piece.sampled ? "" : " given") + (piece.partial ? " partial" : "");
+}
+
+function inside(piece, spaces) {
+  return html`<${Visible} text=${piece.text} spaces=${spaces} />`;
+}
+
+function More({ total, limit, setLimit }) {
+  if (total <= limit) return null;
+  return html`<p class="note"><button type="button" class="plain" onClick=${() => setLimit(limit + 5 * SHOWN)}>
+    Show more of ${total} tokens</button></p>`;
+}
+
+// `at` is the token whose numbers are shown; `onPick(at)` is called for hover and focus, `onHold(at)` for a click.
+export function TokenText({ pieces, values, scale, spaces, spans, turns, at, onPick, say }) {
+  const [limit, setLimit] = useState(SHOWN);
+  const ends = new Map(turns.map((turn, place) => [turn.end, place + 1]));
+  const keyed = (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity }[event.key];
+    if (by === undefined) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const next = Math.min(Math.min(limit, pieces.length) - 1, Math.max(0, at + by));
+    onPick(next);
+    const node = event.currentTarget.querySelector(`[data-at="${next}"]`);
+    node.focus({ preventScroll: true });
+    node.scrollIntoView({ block: "nearest" });
+  };
+  const picked = (event) => {
+    const node = event.target.closest("[data-at]");
+    if (node) onPick(Number(node.dataset.at));
+  };
+  return html`<div class="tokens read" role="group" aria-label="completion, token by token" onMouseOver=${picked} onFocusIn=${picked} onKeyDown=${keyed}>
+    ${pieces.slice(0, limit).map((piece, place) => html`${ends.has(place) && place > 0 && html`<span class="turn" key=${"t" + place}>reply to turn ${ends.get(place)}</span>`}<span
+      key=${place} data-at=${place} tabindex=${place === at ? 0 : -1} aria-label=${say(place)} class=${classes(piece, values && values[place], scale, spans[place], place === at)}
+      >${inside(piece, spaces)}</span>`)}</div><${More} total=${pieces.length} limit=${limit} setLimit=${setLimit} />`;
+}
+
+function classes(piece, value, scale, marks, on) {
+  const marked = marks ? marks.map((mark) => ` mark-${mark.kind}${mark.first ? " first" : ""}`).join("") : "";
+  return `${kind(piece)} ${scale ? heat(value, scale) : ""}${marked}${on ? " on" : ""}`;
+}
+
+// Which spans cover which tokens: {token: [{kind, first, span}]}. Offsets are in the completion; spans in prefill + completion.
+export function spansByToken(offsets, spans, shift) {
+  const found = {};
+  for (const span of spans) {
+    let first = true;
+    for (let at = 0; at + 1 < offsets.length; at++) {
+      const [start, end] = [offsets[at] + shift, offsets[at + 1] + shift];
+      if (end <= span.start || start >= span.end || start === end) continue;
+      (found[at] ||= []).push({ kind: span.kind, first, span });
+      first = false;
+    }
+  }
+  return found;
+}
+
+// A completion without a tokenizer: its characters only.
+export function PlainText({ text, spaces }) {
+  const [all, setAll] = useState(false);
+  const shown = all ? text : text.slice(0, 20000);
+  return html`<div class="tokens"><${Visible} text=${shown} spaces=${spaces} /></div>
+    ${shown.length < text.length && html`<p class="note"><button type="button" class="plain" onClick=${() => setAll(true)}>
+      Show all ${text.length} characters</button></p>`}`;
+}
+
+export function tokenName(piece) {
+  return plain(JSON.stringify(piece.text));
+}
