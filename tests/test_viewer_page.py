@@ -12,6 +12,10 @@ MODULES = sorted(PAGE.glob("*.js"))
 IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./(\w+\.js)";$', re.MULTILINE)
 EXPORT = re.compile(r"^export (?:async )?(?:function|const) (\w+)", re.MULTILINE)
 
+FORBIDDEN = (
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|dangerously|style=\"|https?://"
+)
+
 
 def vendored() -> list[dict[str, str]]:
     found: list[dict[str, str]] = json.loads((PAGE / "vendor" / "VENDORED.json").read_text())
@@ -33,14 +37,14 @@ def test_each_vendored_file_is_the_one_of_its_npm_package_and_comes_with_its_lic
 def test_a_module_imports_names_that_exist_and_never_puts_text_in_as_markup(module: Path) -> None:
     content = module.read_text()
     assert len(content.splitlines()) <= 400
-    assert len(re.findall(r"^\s*import\b|\bimport\(", content, re.MULTILINE)) == len(IMPORT.findall(content)), "only `import { a } from`"
+    imports = re.findall(r"^\s*import\b|\bimport\(", content, re.MULTILINE)
+    assert len(imports) == len(IMPORT.findall(content)), "only `import { a } from`"
     assert len(re.findall(r"^export\b", content, re.MULTILINE)) == len(EXPORT.findall(content))
     for names, file in IMPORT.findall(content):
         exported = EXPORT.findall((PAGE / file).read_text())
         missing = set(names.split(", ")) - set(exported)
         assert not missing, f"{file} does not export {missing}"
-    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|dangerously|style=\"|https?://"
-    assert re.findall(forbidden, content) == []
+    assert re.findall(FORBIDDEN, content) == []
 
 
 def test_only_one_module_fetches() -> None:

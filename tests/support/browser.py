@@ -22,8 +22,14 @@ VARIABLE = "POSTTRAIN_CHROMIUM"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chromium-headless-shell", "chrome")
 SECONDS = 30.0
 KEY_CODES = {
-    **{"Enter": (13, "\r"), "Escape": (27, ""), "Backspace": (8, ""), "Tab": (9, "")},
-    **{"ArrowLeft": (37, ""), "ArrowUp": (38, ""), "ArrowRight": (39, ""), "ArrowDown": (40, "")},
+    "Enter": (13, "\r"),
+    "Escape": (27, ""),
+    "Backspace": (8, ""),
+    "Tab": (9, ""),
+    "ArrowLeft": (37, ""),
+    "ArrowUp": (38, ""),
+    "ArrowRight": (39, ""),
+    "ArrowDown": (40, ""),
 }
 """Keys that are not characters: their code, and the text that they type."""
 LAUNCHER = """

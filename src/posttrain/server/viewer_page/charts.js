@@ -71,7 +71,7 @@ function options({ built, size, range, percents, stacked, hooks, sync }) {
       { ...axis, grid, size: 46, values: percents ? asPercents : asNumbers, space: 34 },
       ...(right ? [{ ...axis, grid: { show: false }, side: 1, scale: "right", size: 40, values: asPercents, space: 34 }] : []),
     ],
-    series: built.series.map((one) => (one.colour ? drawn(one, stacked) : {})),
+    series: built.series.map((one) => (one.colour || one.edge ? drawn(one, stacked) : {})),
     bands: built.bands.map((band) => ({ series: band.series, fill: paint(band.colour, 0.16) })),
     hooks,
   };
@@ -83,7 +83,7 @@ function asPercents(_, values) {
 
 // As many decimals as the distance between two lines of the grid needs.
 function asNumbers(_, values, axis, space, distance) {
-  const decimals = Math.max(0, Math.ceil(-Math.log10(distance) - 1e-9));
+  const decimals = (String(Number(distance.toPrecision(6))).split(/[.e]/)[1] || "").length;
   return values.map((value) => (decimals > 4 ? number(value, 2) : value.toFixed(decimals).replace("-", "\u2212")));
 }
 

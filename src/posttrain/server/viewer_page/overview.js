@@ -59,9 +59,9 @@ function Panels({ overview, query, marks }) {
       onClick=${() => choose({ from: "", to: "" })}>Show all steps</button></p>`}
     ${overview.curves.map((panel) => html`<${Chart} key=${panel.panel} title=${panel.panel} unit=${panel.unit} lines=${panel.lines}
       percents=${panel.scale === "share"} ...${common} />`)}
-    ${outcomes.names.length > 0 && html`<${Chart} title="outcomes" unit=${outcomes.function} stacked percents
+    ${outcomes.names.length > 0 && html`<${Chart} title="Outcomes" unit=${outcomes.function} stacked percents
       lines=${stacked(outcomes, colours)} ...${common} />`}
-    ${stages.names.length > 0 && html`<${Chart} title="seconds by stage" unit="s" stacked lines=${stacked(stages)} ...${common} />`}
+    ${stages.names.length > 0 && html`<${Chart} title="Seconds by stage" unit="s" stacked lines=${stacked(stages)} ...${common} />`}
     </section><p class="note">Click a point to open its step. Drag to zoom; double-click to see all steps.</p>`;
 }
 
