@@ -5,8 +5,9 @@ import re
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from posttrain.behaviours.behaviour_reader import MAX_CHARACTERS, BehaviourReader, PatternTimeout
+from posttrain.behaviours.behaviour_reader import BehaviourReader
 from posttrain.behaviours.behaviour_table import TABLE, chosen_rows
+from posttrain.behaviours.sign_reader import MAX_CHARACTERS, PatternTimeout
 from posttrain.options.training import BehaviourOptions
 from posttrain.rewards.model import RewardModel
 from posttrain.rewards.parsing.tags import answer_lines

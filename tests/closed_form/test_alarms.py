@@ -10,11 +10,13 @@ from posttrain.records import Group
 from posttrain.runs.alarms import (
     AGAIN_AFTER,
     EXCERPT,
+    SHOWN,
     Alarm,
     PastEvaluation,
     alarms,
     bar,
     evaluation_at,
+    illustrations,
     repeated_share,
     shares,
     transcript,
@@ -375,11 +377,22 @@ GRADES = grades_of([[nan, -5.0, -2.0], [-3.0, nan, -4.0]], outcomes=OUTCOMES)
     ids=lambda value: value.name if isinstance(value, Alarm) else "",
 )
 def test_the_completion_that_is_shown_is_what_the_alarm_is_about(alarm: Alarm, text: str) -> None:
-    assert transcript(alarm, GROUPS, GRADES) == f"?\n{text}"
+    (group, rollout), *_ = illustrations(alarm, GROUPS, GRADES)
+    assert transcript(group, rollout) == f"?\n{text}"
+
+
+def test_an_alarm_names_the_completions_that_it_is_about_and_no_more_than_eight() -> None:
+    wrong = illustrations(Alarm("outcome f wrong", "", ("f", "wrong")), GROUPS, GRADES)
+    assert [rollout.text for _, rollout in wrong] == ["second", "third", "fifth"]
+    longest = illustrations(Alarm("length", ""), GROUPS, GRADES)
+    assert [rollout.num_sampled for _, rollout in longest] == [6, 5, 4, 3, 2, 1]
+    many = [of_lengths(**{f"text{each}": each + 1 for each in range(SHOWN + 1)})]
+    assert len(illustrations(Alarm("length", ""), many, grades_of([[0.0] * (SHOWN + 1)]))) == SHOWN
 
 
 @pytest.mark.parametrize(("middle", "shown"), [("", ""), ("x", " … ")])
 def test_of_a_long_completion_the_beginning_and_the_end_are_shown(middle: str, shown: str) -> None:
     first, last = "a" * (EXCERPT // 2), "b" * (EXCERPT // 2)
-    told = transcript(Alarm("no signal", ""), [group_of(first + middle + last)], grades_of([[0.0]]))
+    group = group_of(first + middle + last)
+    told = transcript(group, group.rollouts[0])
     assert told == f"?\n{first}{shown}{last}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pyarrow import parquet
 
 import posttrain
 from posttrain.models.policy import Policy
@@ -67,7 +68,7 @@ def test_rewards_permuted_over_the_step_teach_nothing(tmp_path: Path) -> None:
     assert abs(fmean(shares[-4:]) - fmean(shares[:2])) < 0.08
 
 
-def alarms_of(folder: Path, reward: Callable[..., list[float]]) -> list[dict[str, object]]:
+def alarms_of(folder: Path, reward: Callable[..., list[float]]) -> list[dict[str, Any]]:
     """The alarms of a run on Countdown, whose held-out problems are judged by its own grader."""
     file = trained(folder, reward, {"name": "countdown", "held_out_size": 16}, every_steps=5) / "alarms.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -79,6 +80,10 @@ def test_a_reward_that_is_learned_in_place_of_the_task_raises_its_alarm_with_a_t
     shown = str(told["reward alone"]["transcript"]).splitlines()
     assert shown[0].startswith("Use all of")
     assert letters(["".join(shown[1:])])[0] > 0.8
+    (first, *_), step = told["reward alone"]["rollouts"], told["reward alone"]["step"]
+    rows = parquet.read_table(tmp_path / "run" / f"rollouts/step-{step:06d}.parquet").to_pylist()
+    named = next(row for row in rows if (row["draw"], row["sample"]) == (first["draw"], first["sample"]))
+    assert named["completion"] == "\n".join(shown[1:])
 
 
 def test_rewards_permuted_over_the_step_raise_no_alarm(tmp_path: Path) -> None:

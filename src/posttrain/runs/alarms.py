@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 
 import torch
 
-from posttrain.records import Grades, Group
+from posttrain.records import Grades, Group, Rollout
 
 WINDOW = 10
 """Steps that recent ones are compared with."""
@@ -31,6 +31,8 @@ SILENT_GROUPS = 0.8
 LEAST_RISE = 0.25
 """In deviations of the reward within a group, independent of the reward's scale."""
 EXCERPT = 600
+SHOWN = 8
+"""Completions that an alarm names."""
 EXPLAINED = "value/explained_variance"
 TEACHER = "kl_teacher"
 """A metric of runs that learn from a teacher, whatever their rewards."""
@@ -289,8 +291,8 @@ def is_notice(alarm: Alarm, grades: Grades) -> bool:
     return bool(paid.mean() > others.mean()) if len(others) else bool((paid > 0).all())
 
 
-def transcript(alarm: Alarm, groups: Sequence[Group], grades: Grades) -> str:
-    """An excerpt of a completion of the step that illustrates the alarm."""
+def illustrations(alarm: Alarm, groups: Sequence[Group], grades: Grades) -> list[tuple[Group, Rollout]]:
+    """Completions of the step that show what the alarm is about, the clearest first; at most `SHOWN`."""
     rows = [(i, j) for i, group in enumerate(groups) for j in range(len(group.rollouts))]
     if alarm.outcome is not None and alarm.outcome[0] in grades.outcomes:
         told = grades.outcomes[alarm.outcome[0]]
@@ -299,10 +301,14 @@ def transcript(alarm: Alarm, groups: Sequence[Group], grades: Grades) -> str:
         rows.sort(key=lambda row: -grades.rewards[row].nan_to_num(nan=-1e9).item())
     elif alarm.name in ("length", "repetition"):
         rows.sort(key=lambda row: -groups[row[0]].rollouts[row[1]].num_sampled)
-    i, j = rows[0]
-    text = groups[i].graded_text(groups[i].rollouts[j])
+    return [(groups[i], groups[i].rollouts[j]) for i, j in rows[:SHOWN]]
+
+
+def transcript(group: Group, rollout: Rollout) -> str:
+    """An excerpt of a completion, below the end of its prompt."""
+    text = group.graded_text(rollout)
     shown = text if len(text) <= EXCERPT else f"{text[: EXCERPT // 2]} … {text[-EXCERPT // 2 :]}"
-    return f"{groups[i].prompt.text.strip()[-200:]}\n{shown}"
+    return f"{group.prompt.text.strip()[-200:]}\n{shown}"
 
 
 def repeated_share(ids: Sequence[int], ngram: int = 4) -> float:

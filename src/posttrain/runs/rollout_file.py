@@ -173,6 +173,7 @@ def rollout_columns(step: int, groups: Sequence[Group]) -> dict[str, list[object
         f"alternative_{name}": [[[each[place] for each in likeliest] for likeliest in tokens] for tokens in kept]
         for place, name in enumerate(("tokens", "logprobs") if len(kept) == len(rows) else ())
     }
+    prefills: list[object] = [group.prompt.prefill for group, _ in rows]
     spans: list[object] = [[*map(list, rollout.sequence.versions)] for _, rollout in rows]
     return {
         "step": [step for _ in rows],
@@ -180,6 +181,7 @@ def rollout_columns(step: int, groups: Sequence[Group]) -> dict[str, list[object
         "sample": [rollout.sample for _, rollout in rows],
         "prompt_id": [group.prompt.id for group, _ in rows],
         "prompt": [group.prompt.text for group, _ in rows],
+        **({"prefill": prefills} if any(prefills) else {}),
         "completion": [rollout.text for _, rollout in rows],
         "prompt_tokens": [group.prompt.tokens for group, _ in rows],
         "tokens": [rollout.tokens for _, rollout in rows],

@@ -7,7 +7,7 @@ from itertools import takewhile
 from posttrain.errors import RunError, UserError
 from posttrain.options.reward import GradingOptions
 from posttrain.runs import reports
-from posttrain.runs.alarms import GAP, Line, alarms, is_notice, judged_gap, same_reward, transcript
+from posttrain.runs.alarms import GAP, Line, alarms, illustrations, is_notice, judged_gap, same_reward, transcript
 from posttrain.runs.progress import Progress
 from posttrain.runs.run_folder import RunFolder
 
@@ -134,9 +134,10 @@ class Alarms(Watcher):
         self.history.append({"step": report.step, **numbers})
         count = 0
         for alarm in alarms(self.history, self.raised):
-            shown, notice = transcript(alarm, report.groups, report.grades), is_notice(alarm, report.grades)
+            about, notice = illustrations(alarm, report.groups, report.grades), is_notice(alarm, report.grades)
+            shown = transcript(*about[0])
             self.raised[alarm.name] = report.step
-            self.folder.append_alarm(report.step, alarm.name, alarm.says, shown, notice=notice)
+            self.folder.append_alarm(report.step, alarm, shown, about, notice=notice)
             indented = shown.replace("\n", "\n    ")
             head = f"{'Notice' if notice else 'ALARM'}, step {report.step}, {alarm.name}: {alarm.says}"
             paid = ", and it is what the reward pays" if notice else ""

@@ -15,6 +15,7 @@ from posttrain.config.recipes import RUN_RECIPE, RecipeLayer, parse_yaml
 from posttrain.runs.folder import LOCK, VERSION
 from posttrain.viewer.answer_types import Source, State
 from posttrain.viewer.folder_files import Journal, WholeFile, json_object, mapping, stamp
+from posttrain.viewer.score_lines import ScoreLines
 from posttrain.viewer.step_files import StepFiles
 from posttrain.viewer.token_pieces import TokenPieces
 
@@ -34,7 +35,7 @@ class OpenedRun:
         self.folder = folder
         self.name = name or folder.resolve().name
         self.metrics, self.alarms = Journal(folder / "metrics.jsonl"), Journal(folder / "alarms.jsonl")
-        self.scores = Journal(folder / "scores.jsonl")
+        self.score_lines = ScoreLines(folder / "scores.jsonl")
         self.summary: WholeFile[dict[str, object]] = WholeFile(folder / "summary.json", json_object, {})
         self.recipe_text = WholeFile(folder / RUN_RECIPE, lambda content: content.decode("utf-8"), "")
         self.recipe: WholeFile[dict[str, object]] = WholeFile(folder / RUN_RECIPE, recipe_sections, {})

@@ -113,7 +113,7 @@ class StepPage(TypedDict):
 
 
 class Piece(TypedDict):
-    """A token as text.  The texts of a completion's pieces, joined, are the completion as its tokens say it."""
+    """A token as text."""
 
     text: str
     id: int

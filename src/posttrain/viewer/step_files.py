@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 NAME = re.compile(r"step-(\d{6,12})\.parquet")
 SCALARS = {
     **dict.fromkeys(("step", "draw", "sample", "weights_version", "update"), "integer"),
-    **dict.fromkeys(("prompt_id", "prompt", "completion", "finish", "columns", "evaluation", "failure"), "text"),
+    **dict.fromkeys(
+        ("prompt_id", "prompt", "prefill", "completion", "finish", "columns", "evaluation", "failure"), "text"
+    ),
     **dict.fromkeys(("turn_calls", "outcome", "marks"), "text"),
     **dict.fromkeys(("reward", "advantage", "judged", "score"), "number"),
     "greedy": "truth",

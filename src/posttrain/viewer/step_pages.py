@@ -1,8 +1,7 @@
 """The steps of a run, a step group by group, and a group's rollouts side by side."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -72,7 +71,7 @@ def step_page(run: OpenedRun, source: Source, step: int) -> StepPage:
         previous=max((each for each in steps if each < step), default=None),
         next=min((each for each in steps if each > step), default=None),
         metrics={str(name): number(value) for line in metrics for name, value in line.items()},
-        groups=[group_row(group, of_group) for group, of_group in by_group(rows)],
+        groups=[group_row(group, of_group) for group, of_group in by_group(rows).items()],
         outcomes=outcomes,
         terms=terms,
         faults=faults,
@@ -91,10 +90,12 @@ def short_rows(file: StepFile, names: Sequence[str]) -> list[dict[str, Any]]:
     return [{**row, "length": length} for row, length in zip(rows, lengths, strict=True)]
 
 
-def by_group(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """Rows by the name of their group, in the order of the file."""
-    for name, of_group in groupby(rows, key=lambda row: names_of(row)[0]):
-        yield name, list(of_group)
+def by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by the name of their group, in the order of the file; greedy ones come after a group's others."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(names_of(row)[0], []).append(row)
+    return groups
 
 
 def group_row(group: str, rows: Sequence[Row]) -> GroupRow:

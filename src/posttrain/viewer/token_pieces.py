@@ -44,6 +44,11 @@ class TokenPieces:
         """The texts of tokens that nobody sampled, such as a prompt's."""
         return self.pieces(ids, [False] * len(ids))
 
+    def spelled(self, ids: Sequence[int]) -> list[tuple[bytes, bool]]:
+        """The bytes of some tokens, and whether a text may leave them out.  Raises Unreadable."""
+        vocabulary = self._vocabulary()
+        return [vocabulary.spelled(token) for token in ids]
+
     def _vocabulary(self) -> "Vocabulary":
         paths = [self.run / name for name in FILES]
         found = next(((path, now) for path in paths if (now := stamp(path)) is not None), None)
@@ -92,26 +97,24 @@ class Vocabulary:
     def piece(self, token: int, sampled: bool) -> Piece:
         key = token, sampled
         if key not in self._pieces:
-            text, special, partial = self._text(token)
+            content, special = self.spelled(token)
+            try:
+                text, partial = content.decode("utf-8", "surrogatepass"), False
+            except UnicodeDecodeError:
+                text, partial = "".join(f"\\x{byte:02x}" for byte in content), True
             self._pieces[key] = Piece(text=text, id=token, special=special, sampled=sampled, partial=partial)
         return self._pieces[key]
 
-    def _text(self, token: int) -> tuple[str, bool, bool]:
-        """Text, whether special, and whether the text is escaped bytes."""
+    def spelled(self, token: int) -> tuple[bytes, bool]:
+        """A token's bytes, and whether it is special."""
         if token in self.added:
-            return (*self.added[token], False)
-        text = self.tokens.get(token)
-        if text is None:
-            return f"<token {token}>", True, False
+            text, special = self.added[token]
+            return text.encode("utf-8", "surrogatepass"), special
+        text = self.tokens.get(token, f"<token {token}>")
+        if token not in self.tokens:
+            return text.encode(), True
         if self.byte_level and all(character in BYTE_OF for character in text):
-            return decoded(bytes(BYTE_OF[character] for character in text))
+            return bytes(BYTE_OF[character] for character in text), False
         if self.byte_fallback and (byte := BYTE_TOKEN.fullmatch(text)):
-            return decoded(bytes([int(byte[1], 16)]))
-        return text.replace(self.spaces, " ") if self.spaces else text, False, False
-
-
-def decoded(content: bytes) -> tuple[str, bool, bool]:
-    try:
-        return content.decode("utf-8"), False, False
-    except UnicodeDecodeError:
-        return "".join(f"\\x{byte:02x}" for byte in content), False, True
+            return bytes([int(byte[1], 16)]), False
+        return (text.replace(self.spaces, " ") if self.spaces else text).encode("utf-8", "surrogatepass"), False

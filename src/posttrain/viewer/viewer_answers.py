@@ -7,7 +7,11 @@ from functools import cached_property
 from pathlib import Path
 
 from posttrain.viewer.answer_types import KindPage, RunList, Source
+from posttrain.viewer.behaviour_curves import BehaviourCurves
+from posttrain.viewer.held_out_pages import compared_runs, held_out_page
 from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.problem_pages import ProblemIndex
+from posttrain.viewer.rollout_page import rollout_page
 from posttrain.viewer.rollout_rows import RowPages, RowQuery
 from posttrain.viewer.run_overview import overview, run_entry, run_version
 from posttrain.viewer.step_pages import group_page, step_list, step_page
@@ -29,6 +33,14 @@ class ShownRun:
     """A run and what is kept between answers about it."""
 
     run: OpenedRun
+
+    @cached_property
+    def problems(self) -> ProblemIndex:
+        return ProblemIndex(self.run)
+
+    @cached_property
+    def behaviours(self) -> BehaviourCurves:
+        return BehaviourCurves(self.run)
 
     @cached_property
     def pages(self) -> RowPages:
@@ -135,6 +147,31 @@ def group(asked: AskedFor) -> Answer:
     return found
 
 
+def rollout(asked: AskedFor) -> Answer:
+    source, step, *names = asked.path
+    found = rollout_page(asked.run, source_of(source), int(step), (names[0], names[1]))
+    if found is None:
+        raise NoSuchAnswer(f"{source}/{step}/{'/'.join(names)}: the step has no such rollout")
+    return found
+
+
+def problem(asked: AskedFor) -> Answer:
+    name = asked.query.get("id", "")
+    found = asked.shown.problems.page(name)
+    if found is None:
+        raise NoSuchAnswer(f"{name[:80]!r}: the run has no such problem")
+    return found
+
+
+def compare(asked: AskedFor) -> Answer:
+    """Two runs, whose numbers are in the query."""
+    a, b = (whole_number(name, asked.query.get(name, "")) for name in ("a", "b"))
+    shown = asked.runs.shown
+    if max(a, b) >= len(shown):
+        raise NoSuchAnswer(f"compare: there are {len(shown)} runs")
+    return compared_runs(shown[a].run, shown[b].run, (a, b))
+
+
 def source_of(text: str) -> Source:
     known: dict[str, Source] = {"rollouts": "rollouts", "evaluations": "evaluations"}
     if text in known:
@@ -167,6 +204,12 @@ ADDRESSES: dict[str, Callable[[AskedFor], Answer]] = {
     f"{RUN}/steps": lambda asked: step_list(asked.run, asked.source),
     f"{RUN}/rows": row_page,
     f"{RUN}/step/{STEP}": lambda asked: step_page(asked.run, asked.source, int(asked.path[0])),
+    "compare": compare,
+    f"{RUN}/problems": lambda asked: asked.shown.problems.listed(asked.query.get("text", "")),
+    f"{RUN}/problem": problem,
+    f"{RUN}/behaviours": lambda asked: asked.shown.behaviours.page(),
+    f"{RUN}/held-out": lambda asked: held_out_page(asked.run),
     f"{RUN}/group/{SOURCE}/{STEP}/{NAME}": group,
+    f"{RUN}/rollout/{SOURCE}/{STEP}/{NAME}/{NAME}": rollout,
 }
 """Patterns of addresses."""

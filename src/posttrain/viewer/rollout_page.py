@@ -1,0 +1,276 @@
+"""One rollout, token by token: pieces, a number of each, the likeliest alternatives, and what graders read."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from posttrain.rewards.parsing.tags import THINK
+from posttrain.viewer.answer_types import Link, Number, Source
+from posttrain.viewer.folder_files import Unreadable, mapping, noting, number
+from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.read_spans import details_at, spans_of
+from posttrain.viewer.rollout_answers import Alternative, Neighbours, Piece, Quantity, RolloutPage, TurnEntry
+from posttrain.viewer.rollout_rows import names_of, require_step, shown_row
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Coloured:
+    """A column with a number of each sampled token."""
+
+    column: str
+    label: str
+    unit: str
+    centre: float | None = None
+    """What is neutral, where the sign matters."""
+
+
+OF_ROLLOUT = (
+    Coloured("token_advantages", "advantage", "deviations or reward", 0.0),
+    Coloured("logprobs", "log μ", "nats"),
+    Coloured("cut_logprobs", "log μ under the cut", "nats"),
+    Coloured("token_values", "value", "reward"),
+    Coloured("process_rewards", "process reward", "reward", 0.0),
+    Coloured("token_rewards", "token reward", "reward", 0.0),
+)
+OF_UPDATE = (
+    Coloured("policy_logprobs", "log π", "nats"),
+    Coloured("ratio", "ratio π/μ", "", 1.0),
+    Coloured("clipped", "clipped", "yes or no"),
+    Coloured("kl", "KL to the reference", "nats"),
+    Coloured("reference_logprobs", "log π of the reference", "nats"),
+    Coloured("teacher_logprobs", "log π of the teacher", "nats"),
+    Coloured("entropy", "entropy", "nats"),
+    Coloured("entropies", "entropy", "nats"),
+    Coloured("new_values", "value", "reward"),
+    Coloured("values", "value before the step", "reward"),
+    Coloured("returns", "return", "reward"),
+    Coloured("weights", "token weight", ""),
+)
+"""Columns of token_columns/; `log π` is that before the update, so that of a later update is after the one before."""
+GAPS = (("teacher_logprobs", "teacher gap"), ("reference_logprobs", "log π − log of the reference"))
+
+
+def rollout_page(run: OpenedRun, source: Source, step: int, names: tuple[str, str]) -> RolloutPage | None:
+    """The rollout of that group and name; None if the step has none.  Raises Unreadable."""
+    file, faults = require_step(run.files(source), step), list[str]()
+    order = [names_of(row) for row in file.read(["draw", "sample", "evaluation", "greedy"]).to_pylist()]
+    if names not in order:
+        return None
+    place = order.index(names)
+    row: Row = file.read(file.columns, place, 1).to_pylist()[0]
+    sampled = row.get("sampled") or [True] * len(row.get("tokens") or [])
+    prompt, completion, alternatives = token_texts(run, row, sampled, faults)
+    prompt_text, text, prefill = row["prompt"] or "", row["completion"] or "", prefill_of(run, row)
+    siblings = [at for at, (group, _) in enumerate(order) if group == names[0]]
+    details: Mapping[str, object] = {}
+    if source == "rollouts":
+        with noting(faults):
+            details = details_at(run.score_lines.of_group(step, row["draw"]), siblings.index(place))
+    spans, notes = spans_of(prefill + text, row, details)
+    by_update = []
+    if source == "rollouts":
+        with noting(faults):
+            by_update = update_quantities(run, step, row, sampled)
+    length = len(row["logprobs"]) if row.get("logprobs") is not None else None
+    return RolloutPage(
+        row=shown_row(row, source, step, length),
+        prompt=prompt,
+        prompt_text=prompt_text,
+        prefill=prefill,
+        completion=completion,
+        completion_text=text,
+        offsets=offsets(run, row, text),
+        graded=prefill + text,
+        quantities=[*rollout_quantities(row, sampled), *by_update],
+        alternatives=alternatives,
+        spans=spans,
+        notes=notes,
+        turns=turns(row),
+        extras={name.removeprefix("extra/"): row[name] for name in row if name.startswith("extra/")},
+        columns=row.get("columns") or "",
+        weights_version=number(row.get("weights_version")),
+        failure=row.get("failure") or "",
+        neighbours=Neighbours(
+            previous=address(source, step, order[place - 1]) if place else None,
+            next=address(source, step, order[place + 1]) if place + 1 < len(order) else None,
+        ),
+        siblings=[Link(at=address(source, step, order[at]), label=order[at][1]) for at in siblings],
+        faults=faults,
+    )
+
+
+def address(source: Source, step: int, names: tuple[str, str]) -> str:
+    return "/".join((source, str(step), *names))
+
+
+def prefill_of(run: OpenedRun, row: Row) -> str:
+    """The end of the prompt that is graded with the completion; older files leave it to the recipe."""
+    if isinstance(row.get("prefill"), str):
+        return str(row["prefill"])
+    try:
+        task = run.section("task")
+    except Unreadable:
+        return ""
+    found = str(task.get("prefill") or (THINK if task.get("prefill_think") else ""))
+    return found if (row["prompt"] or "").endswith(found) else ""
+
+
+def token_texts(
+    run: OpenedRun, row: Row, sampled: Sequence[bool], faults: list[str]
+) -> tuple[list[Piece], list[Piece], list[list[Alternative]] | None]:
+    """Pieces of the prompt and of the completion, and the alternatives at each token; empty without a tokenizer."""
+    prompt: list[Piece] = []
+    completion: list[Piece] = []
+    alternatives: list[list[Alternative]] | None = None
+    with noting(faults):
+        prompt = run.pieces.given(row.get("prompt_tokens") or [])
+        completion = run.pieces.pieces(row.get("tokens") or [], sampled)
+        if row.get("alternative_tokens") is not None:
+            of_sampled = zip(row["alternative_tokens"], row["alternative_logprobs"], strict=True)
+            likeliest = iter([alternatives_at(run, *each) for each in of_sampled])
+            alternatives = [next(likeliest, []) if own else [] for own in sampled]
+    return prompt, completion, alternatives
+
+
+def alternatives_at(run: OpenedRun, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Alternative]:
+    return [
+        Alternative(text=piece["text"], id=piece["id"], logprob=number(logprob))
+        for piece, logprob in zip(run.pieces.given(tokens), logprobs, strict=True)
+    ]
+
+
+def offsets(run: OpenedRun, row: Row, text: str) -> list[int]:
+    """Where each token begins in the completion, in characters, and its end; empty where tokens do not spell it.
+
+    A token that the text leaves out, such as the stop token, has no width.
+    """
+    try:
+        spelled = run.pieces.spelled(row.get("tokens") or [])
+    except Unreadable:
+        return []
+    content = text.encode("utf-8", "surrogatepass")
+    at, ends = 0, [0]
+    for bytes_of_token, special in spelled:
+        if content.startswith(bytes_of_token, at):
+            at += len(bytes_of_token)
+        elif not special:
+            stripped = bytes_of_token.removeprefix(b" ")  # of a sentence piece at the beginning
+            if at or not content.startswith(stripped):
+                return []
+            at += len(stripped)
+        ends.append(at)
+    characters = [0, *accumulate(byte & 0xC0 != 0x80 for byte in content)]
+    return [characters[end] for end in ends] if at == len(content) else []
+
+
+def spread(values: Sequence[Any] | None, sampled: Sequence[bool]) -> list[Number]:
+    """Values of sampled tokens as values of all tokens; null at those that were given."""
+    given = iter(values or [])
+    return [plain(next(given, None)) if own else None for own in sampled]
+
+
+def plain(value: object) -> Number:
+    return int(value) if isinstance(value, bool) else number(value)
+
+
+def rollout_quantities(row: Row, sampled: Sequence[bool]) -> Iterator[Quantity]:
+    """Numbers of each token in rollouts/; the advantage is the completion's where its tokens have none."""
+    if row.get("token_advantages") is None and number(row.get("advantage")) is not None:
+        yield quantity(OF_ROLLOUT[0], spread([row["advantage"]] * len(sampled), sampled))
+    for each in OF_ROLLOUT:
+        if row.get(each.column) is not None:
+            yield quantity(each, spread(row[each.column], sampled))
+    for name in row:
+        if name.startswith("marks/") and (values := marks_on_tokens(row[name])):
+            function = name.removeprefix("marks/")
+            yield quantity(Coloured(name, f"marks by {function}", "reward", 0.0), values)
+
+
+def marks_on_tokens(marks: object) -> list[Number]:
+    try:
+        tokens = json.loads(marks)["tokens"] if isinstance(marks, str) else []
+        return [number(each) for each in tokens]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def quantity(drawn: Coloured, values: Sequence[Number], update: int | None = None) -> Quantity:
+    """A quantity as the page shows it."""
+    of_update = "" if update is None else f", update {update}"
+    found = Quantity(
+        name=drawn.column if update is None else f"{drawn.column}.{update}",
+        label=drawn.label + of_update,
+        unit=drawn.unit,
+        values=list(values),
+        diverging=drawn.centre is not None,
+        centre=drawn.centre or 0.0,
+    )
+    return found if update is None else {**found, "update": update}
+
+
+def update_quantities(run: OpenedRun, step: int, row: Row, sampled: Sequence[bool]) -> list[Quantity]:
+    """What each update of the step computed for the tokens of a rollout; nothing where it was not kept."""
+    if step not in run.token_columns.steps():
+        return []
+    file = run.token_columns.file(step)
+    found: list[Quantity] = []
+    for place in places_of(run, step, row):
+        computed: Row = file.read(file.columns, place, 1).to_pylist()[0]
+        found += of_update(computed, sampled)
+    return found
+
+
+def places_of(run: OpenedRun, step: int, row: Row) -> list[int]:
+    """The rows of a rollout in token_columns/, update by update."""
+    keys = run.token_columns.kept(step, ("draw", "sample", "update")).to_pylist()
+    wanted = [(key["update"], at) for at, key in enumerate(keys) if is_of(key, row)]
+    return [at for _, at in sorted(wanted)]
+
+
+def is_of(key: Row, row: Row) -> bool:
+    return (key["draw"], key["sample"]) == (row["draw"], row["sample"])
+
+
+def of_update(computed: Row, sampled: Sequence[bool]) -> Iterator[Quantity]:
+    """The quantities of one update: known columns, gaps between log-probs, then what else there is."""
+    update = int(computed["update"])
+    known = {each.column for each in OF_UPDATE}
+    for each in OF_UPDATE:
+        if is_numbers(computed.get(each.column)):
+            yield quantity(each, spread(computed[each.column], sampled), update)
+    policy = computed.get("policy_logprobs")
+    for column, label in GAPS:
+        if is_numbers(policy) and is_numbers(computed.get(column)):
+            signed = -1.0 if column == "teacher_logprobs" else 1.0
+            gaps = [difference(a, b, signed) for a, b in zip(policy or [], computed[column], strict=False)]
+            yield quantity(Coloured(f"{column}_gap", label, "nats", 0.0), spread(gaps, sampled), update)
+    for name, values in computed.items():
+        if name not in known and name not in ("advantages", "behaviour_logprobs") and is_numbers(values):
+            yield quantity(Coloured(name, name.replace("_", " "), ""), spread(values, sampled), update)
+
+
+def difference(policy: object, other: object, signed: float) -> float | None:
+    if not isinstance(policy, float) or not isinstance(other, float):
+        return None
+    return signed * (policy - other)
+
+
+def is_numbers(values: object) -> bool:
+    return isinstance(values, list) and all(each is None or isinstance(each, bool | int | float) for each in values)
+
+
+def turns(row: Row) -> list[TurnEntry]:
+    """The turns that got a reply, with the tools that were called."""
+    try:
+        calls = json.loads(row.get("turn_calls") or "[]")
+        listed = [row[name] for name in ("turn_ends", "turn_given", "turn_rewards")] if row.get("turn_ends") else []
+        return [
+            TurnEntry(end=int(end), given=int(given), reward=number(reward), calls=[dict(mapping(each)) for each in of])
+            for end, given, reward, of in zip(*listed, calls, strict=True)
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
