@@ -86,7 +86,7 @@ constraints: .venv/.ok ## resolve every dependency anew into constraints.txt
 	    --constraints - --custom-compile-command 'make constraints' --no-annotate --output-file constraints.txt pyproject.toml
 
 clean: ## remove what make made; runs/ stays
-	rm -rf .venv .venv-trl .venv-trl-ppo .venv-imitation .venv-vllm .gymnasium-0.29 .mutants dist docs/_build docs/api docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-trl .venv-trl-ppo .venv-imitation .venv-vllm .gymnasium-0.29 .mutants dist docs/_build docs/api docs/jupyter_execute docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # .ok is written last and removed first, so that a half-made environment is made again and never used.
 .venv/.ok: pyproject.toml constraints.txt

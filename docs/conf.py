@@ -11,6 +11,7 @@ from pathlib import Path
 from sphinx.ext.autosummary import autosummary_toc
 
 sys.path.append(str(Path(__file__).parent))
+import lesson_pages
 import options_reference
 import trl_fields
 
@@ -23,7 +24,7 @@ copyright = "the posttrain authors, Apache-2.0"
 release = version = installed_version("posttrain")
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode"]
-exclude_patterns = ["_build", "_templates"]
+exclude_patterns = ["_build", "_templates", "jupyter_execute", "*.py"]
 templates_path = ["_templates"]
 html_theme = "furo"
 html_title = f"posttrain {release}"
@@ -31,7 +32,14 @@ html_copy_source = False
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
-nb_execution_mode = "off"  # tutorials are run by the tests
+nb_custom_formats = {".py": "lesson_pages.read"}
+nb_execution_mode = "cache"
+nb_execution_cache_path = lesson_pages.outputs_folder()
+nb_execution_in_temp = True
+nb_execution_timeout = 600  # seconds for one cell
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_merge_streams = True
 
 autosummary_generate = True
 autodoc_default_options = {
@@ -52,7 +60,9 @@ CODE_SPAN = re.compile(r"`+([^`]+)`+")
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 SOURCE_LINK = re.compile(r"\[(`?)([^\]`]+)\1\]\((?:\.\./)+src/(posttrain/[\w/]+?)(?:\.py|/)?\)")
 DOTTED = re.compile(r"(?<![`\[\w])`(posttrain(?:\.\w+)+)`(?!`)")
-CONTENTS = re.compile(r"^### (.+)\n\n((?:- \[.*\n)+)", re.MULTILINE)
+CONTENTS = re.compile(r"^##+ (.+)\n\n((?:- \[.*\n)+)", re.MULTILINE)
+PROGRAM_LINK = re.compile(r"\]\((?=(?:\.\./)+(?:tests|benchmarks)/[^)]*\.py\))")
+"""A link to a program that is not a page: by its suffix it would be taken for a lesson."""
 
 
 def setup(app):
@@ -75,7 +85,8 @@ def with_references(app, name, source):
     parts = FENCE.split(source[0])  # prose, code, prose, ...
     for place in range(0, len(parts), 2):
         text = DOTTED.sub(r"{py:obj}`\1`", SOURCE_LINK.sub(reference, parts[place]))
-        parts[place] = CONTENTS.sub(table_of_contents, text) if name == "index" else text
+        text = PROGRAM_LINK.sub("](path:", text)
+        parts[place] = CONTENTS.sub(table_of_contents, text) if name.endswith("index") else text
     source[0] = "".join(parts)
 
 
@@ -89,7 +100,7 @@ def reference(link):
 
 def table_of_contents(section):
     """A list of links and, in its place on the left of every page, the same as a table of contents."""
-    pages = re.findall(r"\]\(([^)]+?)\.(?:md|rst)\)", section[2])
+    pages = re.findall(r"\]\(([^)]+?)\.(?:md|rst|py)\)", section[2])
     entries = "\n".join(pages)
     return f"{section[0]}\n```{{toctree}}\n:hidden:\n:caption: {section[1]}\n:maxdepth: 1\n\n{entries}\n```\n"
 

@@ -27,10 +27,11 @@ def test_the_wheel_holds_the_code_the_bundled_model_the_recipes_and_no_more(tmp_
     (wheel,) = tmp_path.glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
-    source = ROOT / "src"
+    source, learn = ROOT / "src", ROOT / "docs" / "learn"
     files = (path for path in (source / "posttrain").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     expected = {path.relative_to(source).as_posix() for path in files}
     expected |= {f"posttrain/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "recipes").rglob("*.yaml")}
+    expected |= {f"posttrain/learn/{path.relative_to(learn).as_posix()}" for path in learn.rglob("*") if path.is_file()}
     assert packed == expected
 
     assets = {Path(name).name for name in packed if name.startswith("posttrain/assets/")}

@@ -12,7 +12,10 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "posttrain"
 PROSE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("benchmarks/*.md"), *ROOT.glob("tests/**/*.md")]
 DOCS = [path for path in (*ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md")) if path.name != "changelog.md"]
-PAGES = sorted([*PROSE, *DOCS, ROOT / "docs" / "api.rst", *ROOT.glob("recipes/**/*.yaml"), *SOURCE.rglob("*.py")])
+LESSONS = ROOT.glob("docs/learn/*.py")
+PAGES = sorted(
+    [*PROSE, *DOCS, *LESSONS, ROOT / "docs" / "api.rst", *ROOT.glob("recipes/**/*.yaml"), *SOURCE.rglob("*.py")]
+)
 
 PATH = re.compile(r"(?<![\w./*{-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|yaml|png|safetensors))(?![\w*])")
 FOLDER = re.compile(r"(?<![\w./])((?:src|tests|docs|recipes|benchmarks)/(?:[\w.-]+/)*)(?![\w*])")
