@@ -70,7 +70,7 @@ def run_named_command(command: str, arguments: Sequence[str]) -> int:
     import gc
     from traceback import walk_tb
 
-    from posttrain.errors import HelpShown, ToldElsewhere, UserError, exit_call
+    from posttrain.errors import HelpShown, StoppedAtOnce, ToldElsewhere, UserError, exit_call
 
     atexit.register(gc.freeze)  # the interpreter would look for garbage in all of torch: 1.3 s at the end of a command
     module, _, function = COMMANDS[command][0].partition(".")
@@ -80,8 +80,12 @@ def run_named_command(command: str, arguments: Sequence[str]) -> int:
         return error.exit_code
     except UserError as error:
         return complain(error.command, error.exit_code)
-    except KeyboardInterrupt as stop:
-        return complain(str(stop) or "interrupted", 130)
+    except StoppedAtOnce as stop:
+        return complain(f"{stop}{typed_again(stop.same_command, command, arguments)}", 130)
+    except KeyboardInterrupt:  # while the command was read, or in one that makes nothing
+        return complain(
+            f"SIGINT: interrupted.  Nothing was kept.{typed_again('Start again with', command, arguments)}", 130
+        )
     except BrokenPipeError:  # `posttrain config ... | head`
         sys.stdout = None
         return 0
@@ -94,6 +98,13 @@ def run_named_command(command: str, arguments: Sequence[str]) -> int:
     except SystemExit as leave:  # of the user's code: a run that ends so has failed
         *_, (frame, line) = walk_tb(leave.__traceback__)
         return complain(f"{frame.f_code.co_filename}, line {line}: it calls {exit_call(leave)}", 1)
+
+
+def typed_again(verb: str, command: str, arguments: Sequence[str]) -> str:
+    """Words that lead to the command as it was typed; none without a verb."""
+    from shlex import join
+
+    return f"  {verb}   {join(['posttrain', command, *arguments])}" if verb else ""
 
 
 def complain(message: str, exit_code: int) -> int:

@@ -26,6 +26,15 @@ class ToldElsewhere(RunError):
         self.exit_code = exit_code
 
 
+class StoppedAtOnce(KeyboardInterrupt):
+    """A signal ended the work.  The message says what is kept and, if another command continues it, which one."""
+
+    def __init__(self, says: str, *, same_command: str = "") -> None:
+        """`same_command` leads to the command that was typed, where that one continues or starts again."""
+        super().__init__(says)
+        self.same_command = same_command
+
+
 class HelpShown(SystemExit):
     """`--help` was printed."""
 

@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_process(calls: list[Sequence[str]], stop: Stop = lambda number: False) -> Callable[..., None]:
     """Runs the command of a part here; an interruption in place of those that `stop` names, or where one ends in it."""
 
-    def run(command: Sequence[str], *, name: str, log: Path) -> None:
+    def run(command: Sequence[str], *, name: str, log: Path, show: Callable[[str], None]) -> None:
         calls.append(command)
         code = 130 if stop(len(calls)) else main([str(each) for each in command])
         if code == 130:

@@ -62,7 +62,7 @@ def test_a_signal_ends_the_run_after_its_step_and_resuming_makes_it_whole(folder
     ended = running.ended()
     run = place / "run"
     assert ended.code == 130
-    assert ended.err == ""
+    assert ended.err == "SIGTERM: the run stops after step 2 and saves it.  Again to stop at once.\n"
     assert steps_logged(run) == [0, 1, 2]
     assert checkpoints(run) == ["step-000000", "step-000002"]
     assert "SIGTERM: stopped after step 2; everything is saved." in ended.out
@@ -84,13 +84,14 @@ def test_a_second_signal_ends_it_at_once(folder: Path, second: signal.Signals) -
     ended = running.ended()
     assert ended.code == 130
     assert ended.err == (
+        "SIGINT: the run stops after step 2 and saves it.  Again to stop at once.\n"
         f"posttrain: {second.name}: interrupted.  Kept: step 0 and what came before it.  Go on with"
         "   posttrain rl --resume run   (in Python train(config, resume=True))\n"
     )
     assert steps_logged(place / "run") == [0, 1]
 
 
-NOTHING_KEPT = "interrupted.  Nothing of this run is kept yet.\n"
+NOTHING_KEPT = "interrupted.  Nothing of this run is kept yet.  Start again with   posttrain rl "
 EARLY = {
     "loading": "open .posttrain.lock 1",
     "first rewards": "dice call 1",
@@ -101,8 +102,9 @@ EARLY = {
 @pytest.mark.parametrize(("moment", "by"), zip(EARLY, (signal.SIGINT, signal.SIGTERM, signal.SIGINT), strict=True))
 def test_a_signal_before_the_first_step_ends_a_run_at_once(folder: Path, moment: str, by: signal.Signals) -> None:
     place = folder / f"{moment.replace(' ', '-')}-{by}"
-    ended = command("rl", tiny_recipe(place), folder=place, accident=Accident(moment=EARLY[moment], signal=by))
-    assert (ended.code, ended.err) == (130, f"posttrain: {by.name}: {NOTHING_KEPT}")
+    recipe = tiny_recipe(place)
+    ended = command("rl", recipe, folder=place, accident=Accident(moment=EARLY[moment], signal=by))
+    assert (ended.code, ended.err) == (130, f"posttrain: {by.name}: {NOTHING_KEPT}{recipe}\n")
     assert not (place / "run" / "checkpoints").exists()
 
 
@@ -119,7 +121,7 @@ def test_a_signal_while_a_run_is_loaded_again_says_what_is_kept(folder: Path) ->
                 "   posttrain rl --resume run   (in Python train(config, resume=True))\n"
             )
         else:  # in a step it waits for the end of that
-            assert ended.err == ""
+            assert ended.err == "SIGTERM: the run stops after step 2 and saves it.  Again to stop at once.\n"
             assert "SIGTERM: stopped after step 2; everything is saved." in ended.out
 
 
@@ -129,7 +131,7 @@ def test_a_signal_leaves_the_earlier_run_in_a_folder_that_was_to_be_overwritten(
     assert command("rl", recipe, folder=place).code == 0
     accident = Accident(moment="dice call 1", signal=signal.SIGTERM)
     ended = command("rl", recipe, "--run.overwrite", folder=place, accident=accident)
-    assert (ended.code, ended.err) == (130, f"posttrain: SIGTERM: {NOTHING_KEPT}")
+    assert (ended.code, ended.err) == (130, f"posttrain: SIGTERM: {NOTHING_KEPT}{recipe} --run.overwrite\n")
     assert steps_logged(place / "run") == [0, 1]
 
 
@@ -153,12 +155,12 @@ sys.exit(130)
 RUNNER = """
 import sys
 from pathlib import Path
-from posttrain.runs.interruption import GOES_ON, run_posttrain
+from posttrain.runs.interruption import KeptWork, run_posttrain
 from posttrain.runs.interruption import stopped_with_a_word
 
 sys.executable = "./stand-in"
-with stopped_with_a_word(lambda: GOES_ON):
-    run_posttrain(["rl"], name="cell", log=Path("log"))
+with stopped_with_a_word(lambda: KeptWork("Kept: the first.")):
+    run_posttrain(["rl"], name="cell", log=Path("log"), show=print)
 """
 
 
@@ -200,7 +202,8 @@ def test_a_run_is_told_once_and_waited_for(tmp_path: Path, number: signal.Signal
         runner.send_signal(number)
     _, said = runner.communicate(timeout=30)
     assert not is_running(child)
-    assert f"StoppedAtOnce: {number.name}: interrupted.  Finished parts are kept" in said
+    assert f"StoppedAtOnce: {number.name}: interrupted.  Kept: the first." in said
+    assert "cell: it stops after its current step.  Again to stop it at once.\n" in said
     assert (tmp_path / "log").read_text() == f"told {1 + twice} times\n"
 
 

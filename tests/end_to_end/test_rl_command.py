@@ -107,7 +107,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(place: Path) -> None:
         ended.out, "one step   4 prompts × 6 completions", "steps      4, about ", "rewards    dice × 1", "4 held-out"
     )
     assert re.search(r"time       about (\S+) min with completions of 6 tokens, which is their limit", ended.out)
-    assert re.search(r"\(the first is (\S+) for steps, (\S+) for evaluations\)", ended.out)
+    assert re.search(r"\((\S+) for steps, (\S+) for evaluations\)", ended.out)
     assert [path for path in sorted(place.iterdir()) if path.name != "__pycache__"] == before
 
 
@@ -122,7 +122,7 @@ def test_the_plan_says_how_long_it_takes_if_completions_grow_to_their_limit() ->
         trained=SimpleNamespace(run=SimpleNamespace(recipe="countdown-tiny")),
     )
     lines = time_lines(session, step, {"rollout": 4.0, "grade": 1.0, "update": 1.0}, whole_step=True)  # type: ignore[arg-type]
-    assert lines[0] == "time       about 1.0 min if completions stay at 2 tokens, up to 4.0 min if they grow to 8"
+    assert lines[0] == "time       1.0 to 4.0 min: completions have 2 tokens and may grow to 8"
     assert lines[2].endswith(
         "the recipe's own run took 8 to 10 minutes for at most 60 steps, on the machine that its header names"
     )

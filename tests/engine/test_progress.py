@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from posttrain.runs.curves import draw_curves, draw_held_out, draw_length, draw_measure, running_mean
-from posttrain.runs.progress import Progress, duration, sparkline, visible
+from posttrain.runs.progress import Progress, duration, forecast, sparkline, visible
 
 DRAWS = True
 
@@ -55,8 +55,8 @@ def test_without_a_terminal_steps_are_plain_lines_with_the_numbers_that_matter()
     assert printed(target).splitlines() == [
         "model: tiny [1.2 M]",
         "step 0/10  held-out accuracy 0.125 (first 0.125)  ? left",
-        "step 1/10  reward 0.250  length 47  tokens/s 5,210  4:30 left",  # 9 more of 30 s
-        "step 2/10  reward 0.500  held-out accuracy 0.250 (first 0.125)  KL to reference 0.0123  4:00 left",
+        "step 1/10  reward 0.250  length 47  tokens/s 5,210  at least 4:30 left",  # 9 more of 30 s
+        "step 2/10  reward 0.500  held-out accuracy 0.250 (first 0.125)  KL to reference 0.0123  at least 4:00 left",
     ]
 
 
@@ -115,8 +115,61 @@ def test_a_long_stage_reports_on_its_way() -> None:
         for _ in range(4):
             clock.now += 3
             advance(128)
-    said = ["512 to do", "256/512", "done in 12.0 s"]
+    said = ["512 to do", "256/512, 0:06 left", "done in 12.0 s"]
     assert printed(target).splitlines() == [f"evaluation: {each}" for each in said]
+
+
+def test_a_stage_of_unknown_length_says_what_is_known_and_how_long_it_takes_at_most() -> None:
+    target, clock = console(terminal=False), Clock()
+    with Progress(console=target, clock=clock).stage("fit", most=50) as advance:
+        clock.now += 2
+        advance(says="evaluation 1")
+        clock.now += 8
+        advance(says="evaluation 2  gradient 0.1")
+    with Progress(console=target, clock=clock).stage("phase") as advance:
+        clock.now += 6
+        advance(0, says="step 3/9  reward \x1b[1m")
+    assert printed(target).splitlines() == [
+        "fit: evaluation 2  gradient 0.1  at most 4:00 left",  # 48 more of 5 s
+        "fit: done in 10.0 s",
+        "phase: step 3/9  reward \\x1b[1m",
+        "phase: done in 6.0 s",
+    ]
+
+
+def test_a_terminal_is_free_between_the_stages_of_a_command_without_steps() -> None:
+    target, clock = console(terminal=True), Clock()
+    with Progress(console=target, clock=clock) as progress:
+        with progress.stage("completions", 4) as advance:
+            clock.now += 1
+            advance(1)
+            progress._live.refresh()
+        assert progress._live is None
+    shown = printed(target)
+    assert "completions" in shown
+    assert "1/4 0:03 left" in " ".join(shown.split())
+    assert "0/0" not in shown
+
+
+def test_the_forecast_follows_steps_that_grow_longer_and_is_the_mean_otherwise() -> None:
+    assert forecast([2.0, 4.0], 10) == (30.0, False)
+    assert forecast([3.0, 1.0] * 10, 5) == (10.0, False)  # up and down
+    assert forecast([3.0 - 0.1 * step for step in range(20)], 10) == (pytest.approx(10 * 2.05), False)
+    # Steps of 1, 2, ... 12 s: those that are left take 13, 14 and 15 by the line, and 3 × 11 by the last quarter.
+    assert forecast([float(step) for step in range(1, 13)], 3) == (pytest.approx((42 + 33) / 2), True)
+
+
+def test_the_time_left_counts_the_evaluation_at_the_end_and_not_the_one_before_the_first_step() -> None:
+    target, clock = console(terminal=False), Clock()
+    progress = Progress(3, console=target, clock=clock)
+    progress.start([])
+    clock.now += 100  # measured before training
+    progress.closing_seconds = 100.0
+    clock.now += 2
+    progress.step(1, {"step_time": 5.0})  # 3 s of it were before the start
+    clock.now += 7
+    progress.step(2, {"step_time": 6.0})
+    assert [line.split()[-2] for line in printed(target).splitlines()] == ["1:50", "1:46"]  # 2 × 5; (5 + 7) / 2
 
 
 def show_and_fail(progress: Progress, clock: Clock) -> None:
@@ -136,7 +189,7 @@ def test_a_terminal_gets_a_live_display_that_is_gone_after_an_error() -> None:
     with pytest.raises(InterruptedError):
         show_and_fail(Progress(4, console=target, clock=clock), clock)
     shown = printed(target)
-    for expected in ("plan", "2/4", "0:10 elapsed, 0:10 left", "0.750", "47", "evaluation", "3/8", "▁█"):
+    for expected in ("plan", "2/4", "0:10 elapsed, at least 0:10 left", "0.750", "47", "evaluation", "3/8", "▁█"):
         assert expected in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
 

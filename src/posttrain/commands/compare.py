@@ -9,7 +9,7 @@ from posttrain.commands.flags import COMMAND_LINE, CommandSpec, given_flags
 from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.options.bounds import PositiveInt
-from posttrain.runs.interruption import GOES_ON, stopped_with_a_word
+from posttrain.runs.interruption import stopped_with_a_word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     given = split_arguments(rest, PROGRAM)
     first, _ = given.first("RECIPE")
     recipes = given.positional or [first]
-    from posttrain.commands.comparison.cells import make_cells, read_budget, run_comparison, variant_names
+    from posttrain.commands.comparison.cells import kept_cells, make_cells, read_budget, run_comparison, variant_names
 
     variants: dict[str, Config] = {}
     for name, recipe in zip(variant_names(recipes), recipes, strict=True):
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         for cell in cells:
             print(f"  {cell.name:30} {cell.config.algorithm}")
         return 0
-    with stopped_with_a_word(lambda: GOES_ON):
+    with stopped_with_a_word(lambda: kept_cells(cells)):
         table = run_comparison(cells, budget, folder)
     print(f"\n{table}\n\n{folder}/comparison.md, comparison.png and comparison.json have it.")
     return 0

@@ -43,10 +43,11 @@ def main(arguments: Sequence[str]) -> int:
     output = Path(switches.output)
     if switches.output and (output.is_dir() or not output.parent.is_dir()):
         raise UserError(f"--output {output}: name a file in a folder that exists.")
+    from posttrain.runs.interruption import NOTHING_KEPT, stopped_with_a_word
     from posttrain.runs.progress import Progress
     from posttrain.training.held_out import evaluate
 
-    with Progress(0) as progress:
+    with stopped_with_a_word(lambda: NOTHING_KEPT), Progress() as progress:
         results = evaluate(config.model.path, config, progress=progress)
     print("\n".join(report(results)))
     if switches.output:

@@ -26,7 +26,7 @@ from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
 from posttrain.options.placement import PlacementOptions
 from posttrain.options.rollout import HttpOptions, HttpSeconds
-from posttrain.runs.interruption import stopped_with_a_word, what_is_kept
+from posttrain.runs.interruption import kept_of_run, stopped_with_a_word
 
 VLLM = (
     "{python} -m vllm.entrypoints.openai.api_server --model {model} --host {host} --port {port} --enable-scale-out"
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(each.typed for each in (*launch.servers, launch.trainer)))
         return 0
     require_this_machine(config.placement)
-    with stopped_with_a_word(lambda: what_is_kept(config.run.folder, "launch")):
+    with stopped_with_a_word(lambda: kept_of_run(config.run.folder, "launch")):
         return run(launch, STARTED_BY[switches.by])
 
 

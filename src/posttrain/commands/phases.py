@@ -7,6 +7,7 @@ measure of each phase.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,9 @@ from posttrain.config import as_recipe
 from posttrain.errors import UserError
 from posttrain.runs.files import write_atomically
 from posttrain.runs.folder import sole_writer
-from posttrain.runs.interruption import GOES_ON, run_posttrain, stopped_with_a_word
+from posttrain.runs.interruption import KeptWork, run_posttrain, stopped_with_a_word
 from posttrain.runs.named_inputs import changed_options, changed_since, first_changes
+from posttrain.runs.progress import Progress
 
 if TYPE_CHECKING:
     from posttrain.commands.phase_list import Phase
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
             taken = ", ".join(sorted(phase.takes_over())) or "nothing of an earlier phase"
             print(f"{phase.number}. {phase.name:16} posttrain {phase.command:12} takes over {taken}")
         return 0
-    with stopped_with_a_word(lambda: GOES_ON):
+    with stopped_with_a_word(lambda: kept_phases(phases)):
         report = run_phases(phases, folder)
     print(f"\n{report}\n{folder} has it as Markdown and as JSON.")
     return 0
@@ -65,16 +67,19 @@ HEADS = ["phase", "command", "measure", "before", "after", "steps", "minutes", "
 REMEDY = "Delete it and those of the phases after it, or keep these phases in another folder."
 
 
-def run_phases(phases: "Sequence[Phase]", folder: Path, tell: Callable[[str], None] = print) -> str:
-    with sole_writer(folder):
+def run_phases(phases: "Sequence[Phase]", folder: Path) -> str:
+    """Run the unfinished phases and write phases.json and phases.md after each; returns the report."""
+    with sole_writer(folder), Progress() as progress:
         results: list[dict[str, Any]] = []
         earlier: dict[str, Phase] = {}
         for phase in phases:
             config = phase.config(earlier)
             done = finished(phase, config)
-            tell(f"[{phase.number}/{len(phases)}] {phase.name}: {'finished already' if done else phase.folder}")
+            number = f"[{phase.number}/{len(phases)}]"
+            progress.note(f"{number} {phase.name}: {'finished already' if done else phase.folder}")
             if not done:
-                run_phase(phase, config, phases[phase.number :])
+                with progress.stage(f"{number} {phase.name}") as stage:
+                    run_phase(phase, config, phases[phase.number :], partial(stage, 0))
             summary = json.loads((phase.folder / "summary.json").read_text(encoding="utf-8"))
             of_phase = {"name": phase.name, "command": phase.command, "folder": str(phase.folder)}
             results.append({**of_phase, "summary": summary})
@@ -84,6 +89,14 @@ def run_phases(phases: "Sequence[Phase]", folder: Path, tell: Callable[[str], No
             write_atomically(folder / "phases.json", (json.dumps(results, indent=1) + "\n").encode())
             write_atomically(folder / "phases.md", report.encode())
         return report
+
+
+def kept_phases(phases: "Sequence[Phase]") -> KeptWork:
+    """What is kept of some phases, and that the same command continues them."""
+    done = [phase.name for phase in phases if (phase.folder / "summary.json").is_file()]
+    begun = [phase.name for phase in phases if phase.name not in done and (phase.folder / "config.yaml").is_file()]
+    kept = [f"phase {name}" for name in done] + [f"phase {name} up to its last checkpoint" for name in begun]
+    return KeptWork(f"Kept: {', '.join(kept)}." if kept else "No phase is kept yet.")
 
 
 def finished(phase: "Phase", config: Any) -> bool:
@@ -99,8 +112,10 @@ def finished(phase: "Phase", config: Any) -> bool:
     return done
 
 
-def run_phase(phase: "Phase", config: Any, later: "Sequence[Phase]") -> None:
-    """Run or resume a phase.  Raises UserError if a later one was made of an earlier result of it."""
+def run_phase(phase: "Phase", config: Any, later: "Sequence[Phase]", show: Callable[[str], None]) -> None:
+    """Run or resume a phase; `show` gets the last line of what it says.
+
+    Raises UserError if a later one was made of an earlier result of it."""
     for each in later:
         if each.folder.is_dir() and phase.name in each.takes_over().values():
             rule = f"was made of an earlier result of phase {phase.name}, which is to be run again"
@@ -110,7 +125,7 @@ def run_phase(phase: "Phase", config: Any, later: "Sequence[Phase]") -> None:
     write_atomically(recipe, as_recipe(config).encode())
     begun = (phase.folder / "config.yaml").is_file()
     command = ["--resume", str(phase.folder)] if begun else [str(recipe)]
-    run_posttrain([phase.command, *command], name=f"phase {phase.name}", log=recipe.with_suffix(".log"))
+    run_posttrain([phase.command, *command], name=f"phase {phase.name}", log=recipe.with_suffix(".log"), show=show)
 
 
 def phase_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -14,7 +14,7 @@ from posttrain.config import Config, DpoConfig, IrlConfig, RewardModelConfig, Sf
 from posttrain.errors import UserError
 from posttrain.options.bounds import NonNegativeInt
 from posttrain.ranks.group import leads
-from posttrain.runs.interruption import stopped_with_a_word, what_is_kept
+from posttrain.runs.interruption import kept_of_run, stopped_with_a_word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def run_training(command: str, arguments: Sequence[str]) -> int:
     given = split_arguments(arguments, PROGRAMS[command])
     folder = given.switch("resume")
     # until it owns a folder, the run that it resumes is what is kept
-    with stopped_with_a_word(lambda: what_is_kept(folder, command)):
+    with stopped_with_a_word(lambda: kept_of_run(folder, command)):
         config, switches = given.resumed(kind, folder) if folder else given.configured(kind, given.recipes())
         more: dict[str, Any] = {"recipe": " ".join(given.positional)} if isinstance(config, Config) else {}
         if isinstance(config, Config) and switches.dry_run:

@@ -24,16 +24,19 @@ import numpy as np
 from numpy import ndarray
 
 from posttrain.config import IrlConfig
+from posttrain.errors import StoppedAtOnce
 from posttrain.irl.counting import in_world
 from posttrain.irl.demonstrations import FIELDS
 from posttrain.irl.minimisers import Watch
 from posttrain.irl_runs import methods
 from posttrain.irl_runs.expert_episodes import ExpertEpisodes, make_expert_episodes
-from posttrain.irl_runs.irl_progress import IrlProgress
+from posttrain.irl_runs.irl_report import evaluation_words, irl_plan_lines, irl_result_lines, warnings_as_lines
 from posttrain.irl_runs.worlds import World, make_world
+from posttrain.options.irl import CourseOptions
 from posttrain.runs.files import LineJournal
-from posttrain.runs.folder import Folder, saved_recipe
-from posttrain.runs.progress import Clock, peak_memory_bytes
+from posttrain.runs.folder import Folder, saved_recipe, shown
+from posttrain.runs.interruption import NOTHING_KEPT, interruptible, stopped_with_a_word
+from posttrain.runs.progress import Clock, Progress, StageDisplay, peak_memory_bytes
 
 if TYPE_CHECKING:
     from posttrain.runs.watchers import Watcher
@@ -112,7 +115,12 @@ def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
         watchers = require_watchers(watchers)
     clock = Clock()
     claimed = IrlFolder.claim(config.run.folder, overwrite=config.run.overwrite)
-    with claimed as folder, IrlProgress() as progress:
+    with (
+        claimed as folder,
+        stopped_with_a_word(lambda: NOTHING_KEPT),
+        Progress() as progress,
+        warnings_as_lines(progress.note),
+    ):
         with clock("world"):
             world = make_world(config.world)
         with clock("demonstrations"), progress.stage("demonstrations"):
@@ -120,40 +128,50 @@ def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
             in_world(expert.episodes, world.mdp)  # for its errors, before anything long begins
             features = methods.linear_reward(config.features, world)
             num_features = features.bound(world.mdp).num_features
-        progress.start(config, world, expert, num_features)
-        with clock("fit"), progress.stage("fit") as watch:
-            seen = watched_by(watchers, watch) if watchers else watch
+        progress.start(irl_plan_lines(config, world, expert, num_features))
+        most = None if isinstance(config.method, CourseOptions) else config.method.max_iterations
+        with clock("fit"), progress.stage("fit", most=most) as stage:
+            seen = watched_by(watchers, stage)
             recovered = methods.fit_reward(config.method, world, features, expert.episodes, seen)
         with clock("measures"), progress.stage("measures"):
             numbers = methods.policy_measures(world, expert, recovered)
             numbers["least_gap"] = methods.least_gap(recovered) if config.run.least_gap else None
-        folder.begin(saved_recipe(config))  # only now: neither a mistake nor an interruption costs an earlier run
-        write_irl_results(folder, world, expert, recovered)
-        if config.run.plots:
-            with clock("plots"), progress.stage("plots"):
-                from posttrain.irl_runs.pictures import draw_all
+        with interruptible(lambda: "the run ends when its results are written.") as interruption:
+            folder.begin(saved_recipe(config))  # only now: neither a mistake nor an interruption costs an earlier run
+            write_irl_results(folder, world, expert, recovered)
+            if config.run.plots:
+                with clock("plots"), progress.stage("plots"):
+                    from posttrain.irl_runs.pictures import draw_all
 
-                draw_all(folder.path / "plots", world, expert, recovered)
-        summary = run_summary(config, world, expert, recovered, {**numbers, **recovered.measures})
-        seconds = {**clock.seconds, "total": sum(clock.seconds.values())}
-        summary |= {"seconds": seconds, "peak_memory_bytes": peak_memory_bytes()}
-        folder.write_summary(summary)
+                    draw_all(folder.path / "plots", world, expert, recovered)
+            summary = run_summary(config, world, expert, recovered, {**numbers, **recovered.measures})
+            seconds = {**clock.seconds, "total": sum(clock.seconds.values())}
+            summary |= {"seconds": seconds, "peak_memory_bytes": peak_memory_bytes()}
+            folder.write_summary(summary)
+        if interruption:
+            says = f"{interruption.reason}: interrupted.  The run is finished: all results are in {shown(folder.path)}."
+            raise StoppedAtOnce(says)
         for watcher in watchers:
             from posttrain.runs.reports import EndReport
 
             watcher.on_end(EndReport(step=len(recovered.curve), folder=folder.path, summary=summary))
-        progress.finish(summary, folder.path)
+        progress.finish([*irl_result_lines(summary, folder.path)])
     return IrlRun(folder=folder.path, world=world, expert=expert, recovered=recovered, summary=summary)
 
 
-def watched_by(watchers: Sequence["Watcher"], watch: Watch) -> Watch:
-    """Watch each evaluation of a fit, and have a user's watchers see it too."""
-    from posttrain.runs.reports import StepReport
-
+def watched_by(watchers: Sequence["Watcher"], stage: StageDisplay) -> Watch:
+    """Show each evaluation of a fit, and have a user's watchers see it too."""
     counter = count(1)
 
+    def show(numbers: Mapping[str, float]) -> None:
+        stage(says=evaluation_words(stage.done + 1, numbers))
+
+    if not watchers:
+        return show
+    from posttrain.runs.reports import StepReport
+
     def both(numbers: Mapping[str, float]) -> None:
-        watch(numbers)
+        show(numbers)
         report = StepReport(step=next(counter), metrics=dict(numbers))
         for watcher in watchers:
             watcher.on_step(report)

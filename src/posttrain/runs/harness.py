@@ -27,7 +27,7 @@ from posttrain.runs import checkpoint
 from posttrain.runs.checkpoint import Checkpoint, ThreadClaim
 from posttrain.runs.files import saved_steps
 from posttrain.runs.folder import saved_recipe
-from posttrain.runs.interruption import Interruption, interruptible, stopped_with_a_word, what_is_kept
+from posttrain.runs.interruption import Interruption, interruptible, kept_of_run, stopped_with_a_word
 from posttrain.runs.named_inputs import require_same_recipe
 from posttrain.runs.progress import Clock, Progress
 from posttrain.runs.reports import BeginReport, CheckpointReport, EndReport, EvaluationReport, Metrics, StepReport
@@ -86,7 +86,7 @@ class Harness:
 
     def __init__(self, folder: RunFolder, trained: TrainedState, options: HarnessOptions) -> None:
         self.folder, self.trained, self.options = folder, trained, options
-        self.clock = Clock()
+        self.clock = Clock(self.show_stage)
         self.step = 0
         self.steps_again = range(0)
         """Finished steps behind the checkpoint that a run resumes from, which are kept."""
@@ -101,10 +101,11 @@ class Harness:
         self._reported: set[str] = set()
         """Damage to older checkpoints."""
         self._open = ExitStack()
+        self._signals = ExitStack()
 
     def __enter__(self) -> Self:
         self._open.enter_context(self.folder)
-        kept = stopped_with_a_word(lambda: what_is_kept(self.folder.path if self.folder.begun else "", self.command))
+        kept = stopped_with_a_word(lambda: kept_of_run(self.folder.path if self.folder.begun else "", self.command))
         self._open.enter_context(kept)
         return self
 
@@ -199,17 +200,21 @@ class Harness:
     def steps(self) -> Iterator[int]:
         """The remaining steps: until the last, the time limit, an early stop or a signal.
 
-        Only from here on does a signal wait for the end of a step.
+        Only here does a signal wait for the end of a step; afterwards one ends the run at once, with all steps saved.
         """
         self.options.ranks.begins()
         self._open.enter_context(self.trackers.open(self.trained.step))
-        self.interruption = self._open.enter_context(interruptible())
+        self._open.enter_context(self._signals)
+        self.interruption = self._signals.enter_context(
+            interruptible(lambda: f"the run stops after step {self.step} and saves it.")
+        )
         self.decide_to_stop()  # already: a resumed run may have no steps left
         while self.trained.step < self.options.run.num_steps and not self.stopping:
             self.step = self.trained.step + 1
             for watcher in self.options.watchers:
                 watcher.on_step_begin(self.step)
             yield self.step
+        self._signals.close()
 
     def decide_to_stop(self) -> bool:
         """Whether to take no further step.
@@ -242,8 +247,11 @@ class Harness:
                 more = watcher.on_step(replace(report, metrics=dict(metrics), seconds=dict(self.clock.seconds)))
             metrics |= more or {}
         self._recorded = replace(report, metrics=metrics, seconds=dict(self.clock.seconds))
-        self.clock = Clock()
+        self.clock = Clock(self.show_stage)
         return self._recorded
+
+    def show_stage(self, name: str) -> None:
+        self.progress.show_stage(name)
 
     def count_seconds(self, report: StepReport) -> Metrics:
         """The time of a step as metrics; it counts for the run."""

@@ -3,20 +3,38 @@
 A `posttrain` command that runs as a child process is interrupted with its parent.
 """
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
 
-from posttrain.errors import RunError
+from posttrain.errors import RunError, StoppedAtOnce
 from posttrain.runs.files import no_link, saved_steps
 from posttrain.runs.folder import resume_command
 
 GOES_ON = "Finished parts are kept; the same command continues with the rest."
+LOOK_SECONDS = 1.0
+"""Between two looks at what a child process says."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWork:
+    """What is kept of work that a signal ends."""
+
+    says: str
+    goes_on: str = ""
+    """How to continue, with its command; empty if the command that was typed does."""
+    verb: str = "Go on with"
+    """Leads to that command."""
+
+
+NOTHING_KEPT = KeptWork("Nothing was kept.", verb="Start again with")
 
 
 class Interruption:
@@ -36,8 +54,8 @@ class Interruption:
 
 
 @contextmanager
-def interruptible() -> Iterator[Interruption]:
-    """Note the first SIGINT or SIGTERM; a second one has its usual effect.
+def interruptible(says: Callable[[], str] | None = None) -> Iterator[Interruption]:
+    """Note the first SIGINT or SIGTERM, and say what happens now; a second one has its usual effect.
 
     Outside the main thread, where Python allows no handlers, signals keep their usual effect.
     """
@@ -49,6 +67,8 @@ def interruptible() -> Iterator[Interruption]:
         interruption.signal = signal.Signals(number)
         for name, handler in before.items():
             signal.signal(name, handler)
+        if says is not None:
+            answer_signal(f"{interruption.reason}: {says()}  Again to stop at once.")
 
     try:
         for number in watched:
@@ -63,12 +83,14 @@ def interruptible() -> Iterator[Interruption]:
             signal.signal(number, handler)
 
 
-class StoppedAtOnce(KeyboardInterrupt):
-    """A signal ended the work; the message names it and says what is kept."""
+def answer_signal(text: str) -> None:
+    """Print to stderr from a signal handler, past Python's buffers, which may be in the middle of a write."""
+    start = "\n" if os.isatty(2) else ""  # the terminal shows ^C in the current line
+    os.write(2, f"{start}{text}\n".encode())
 
 
 @contextmanager
-def stopped_with_a_word(kept: Callable[[], str]) -> Iterator[None]:
+def stopped_with_a_word(kept: Callable[[], KeptWork]) -> Iterator[None]:
     """Let SIGTERM end the block as SIGINT does, with a message that says what is kept.
 
     Outside the main thread, or where the program has a handler, SIGTERM keeps its effect.
@@ -87,25 +109,27 @@ def stopped_with_a_word(kept: Callable[[], str]) -> Iterator[None]:
         raise
     except KeyboardInterrupt as stop:
         by = signal.SIGTERM if stop.args == (signal.SIGTERM,) else signal.SIGINT
-        raise StoppedAtOnce(f"{by.name}: interrupted.  {kept()}") from stop
+        work = kept()
+        says = f"{by.name}: interrupted.  {work.says}"
+        if work.goes_on:
+            raise StoppedAtOnce(f"{says}  {work.verb}   {work.goes_on}") from stop
+        raise StoppedAtOnce(says, same_command=work.verb) from stop
     finally:
         if ours:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def what_is_kept(run: Path | str, command: str) -> str:
+def kept_of_run(run: Path | str, command: str) -> KeptWork:
     """What a run has saved, and the command that continues it; "" is one that has not begun."""
     saved = saved_steps(Path(run, "checkpoints")) if run else {}
     if not saved:
-        return "Nothing of this run is kept yet."
-    return (
-        f"Kept: step {max(saved)} and what came before it.  Go on with   {resume_command(Path(run), command)}   (in"
-        " Python train(config, resume=True))"
-    )
+        return KeptWork("Nothing of this run is kept yet.", verb="Start again with")
+    resume = f"{resume_command(Path(run), command)}   (in Python train(config, resume=True))"
+    return KeptWork(f"Kept: step {max(saved)} and what came before it.", resume)
 
 
-def run_posttrain(command: Sequence[str], *, name: str, log: Path) -> None:
-    """Run `posttrain` with these arguments; its output is appended to a log.
+def run_posttrain(command: Sequence[str], *, name: str, log: Path, show: Callable[[str], None] | None = None) -> None:
+    """Run `posttrain` with these arguments; its output is appended to a log, and `show` gets the last line of it.
 
     An interruption is passed on once, and the run saves its current step.  It has its own session, since Ctrl-C reaches
     all processes of a session and a second signal ends a run at once.  Raises RunError where the command fails, with
@@ -122,9 +146,10 @@ def run_posttrain(command: Sequence[str], *, name: str, log: Path) -> None:
             start_new_session=True,
         )
         try:
-            code = process.wait()
+            code = wait_showing(process, log, said_before, show)
         except BaseException:
             process.terminate()
+            answer_signal(f"{name}: it stops after its current step.  Again to stop it at once.")
             try:
                 process.wait()
             except BaseException:
@@ -139,3 +164,21 @@ def run_posttrain(command: Sequence[str], *, name: str, log: Path) -> None:
             f"{name}: `posttrain {' '.join(command)}` ended with {code}: {''.join(last)}\n    Its output is in {log}.  "
             f"{GOES_ON}"
         )
+
+
+def wait_showing(process: subprocess.Popen[bytes], log: Path, begin: int, show: Callable[[str], None] | None) -> int:
+    """Wait for a process; now and then `show` gets the last line of what it has written to its log since `begin`."""
+    while True:
+        try:
+            return process.wait(LOOK_SECONDS if show else None)
+        except subprocess.TimeoutExpired:
+            assert show is not None
+            if line := last_line(log, begin):
+                show(line)
+
+
+def last_line(log: Path, begin: int) -> str:
+    """The last line that is not empty, of the end of a log from a position on."""
+    with open(log, "rb") as said:
+        said.seek(max(begin, said.seek(0, os.SEEK_END) - 4000))
+        return said.read().decode("utf-8", errors="replace").strip().rpartition("\n")[2]

@@ -1,5 +1,6 @@
-"""A live display of a run in a terminal, plain lines anywhere else; the time of its stages, and its memory."""
+"""The progress of every long command: a live display in a terminal, plain lines anywhere else; its time and memory."""
 
+import math
 import resource
 import sys
 import time
@@ -9,11 +10,12 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TextColumn
+from rich.progress import BarColumn, Progress as Bars, TextColumn
 from rich.text import Text
 
+LENGTH = "completions/mean_length"
 SHOWN = (
     ("reward", "reward", "{:.3f}"),
     ("eval/accuracy_sampled", "held-out accuracy", "{:.3f}"),
@@ -21,16 +23,20 @@ SHOWN = (
     ("eval/reward", "held-out reward", "{:.3f}"),
     ("pairs/accuracy", "pairs ranked right", "{:.3f}"),
     ("eval/pairs/accuracy", "held-out pairs ranked right", "{:.3f}"),
-    ("completions/mean_length", "length", "{:.0f}"),
+    ("loss", "loss", "{:.4f}"),
+    ("eval/loss", "held-out loss", "{:.4f}"),
+    (LENGTH, "length", "{:.0f}"),
     ("kl", "KL to reference", "{:.4f}"),
     ("kl_behaviour", "KL to behaviour", "{:.4f}"),
     ("tokens_per_second", "tokens/s", "{:,.0f}"),
 )
 """Metric, label and format of the displayed numbers, in order."""
 
-COMPARED = ("eval/accuracy_sampled", "eval/reward", "eval/score", "eval/pairs/accuracy")
+COMPARED = ("eval/accuracy_sampled", "eval/reward", "eval/score", "eval/pairs/accuracy", "eval/loss")
 """Held-out metrics that are shown with their first value."""
 
+FEW_STEPS = 8
+"""Fewer steps do not show whether steps grow longer."""
 SPARK = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 32
 PLAIN_SECONDS = 5.0
@@ -40,11 +46,15 @@ PLAIN_SECONDS = 5.0
 class Clock:
     """Sums the wall time of named stages: `with clock("rollout"): ...`."""
 
-    def __init__(self) -> None:
+    def __init__(self, show: Callable[[str], None] | None = None) -> None:
+        """`show` gets the name of each stage that begins."""
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.show = show
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
+        if self.show is not None:
+            self.show(stage)
         began = time.perf_counter()
         try:
             yield
@@ -53,91 +63,100 @@ class Clock:
 
 
 class Progress:
-    """Shows a run's plan, its steps and its long stages.  A context manager: leaving it releases the terminal.
+    """Shows a command's plan, its steps and its long stages.  A context manager: leaving it releases the terminal.
 
     Texts are printed without markup; control characters, which model output may hold, are escaped.
     """
 
     def __init__(
         self,
-        num_steps: int,
+        num_steps: int = 0,
         *,
         first_step: int = 1,
+        unit: str = "step",
         time_limit_seconds: float | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Steps are numbered `first_step` (above 1 in a resumed run) to `num_steps`."""
+        """Steps are numbered `first_step` (above 1 in a resumed run) to `num_steps`; 0 shows stages only."""
         self._console = console or Console(highlight=False)
         self._clock = clock
         self._num_steps, self._done, self._resumed_from = num_steps, first_step - 1, first_step - 1
-        self._time_limit = time_limit_seconds
+        self._unit, self._stage, self._time_limit = unit, "", time_limit_seconds
+        self.closing_seconds = 0.0
+        """What follows the last step, such as an evaluation that took as long before the first one."""
+        self._seconds: list[float] = []
+        """Of the steps so far."""
         self._latest: dict[str, float] = {}
         self._first: dict[str, float] = {}
         self._own: tuple[str, ...] = ()
         self._rewards: list[float] = []
-        self._began = self._last_line = clock()
+        self._began = self._last_line = self._last_step = clock()
         self._live: Live | None = None
-        self._bars = Bars(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tail]}")
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            *map(TextColumn, ("{task.fields[of]}", "{task.fields[tail]}")),
         )
-        self._run_bar = self._bars.add_task("step", total=num_steps, completed=self._done, tail="")
+        self._bars = Bars(*columns)
+        self._run_bar = self._bars.add_task(unit, total=num_steps, visible=num_steps > 0, of="", tail="")
 
     def start(self, plan: Sequence[str]) -> None:
+        """Print the plan, and keep the display until `close`."""
         for line in plan:
             self.note(line)
-        self._began = self._last_line = self._clock()
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(console=self._console, get_renderable=self._display, refresh_per_second=4)
-            self._live.start()
+        self._began = self._last_line = self._last_step = self._clock()
+        self._go_live()
 
     def step(self, step: int, metrics: Mapping[str, float], *, own: Collection[str] = ()) -> None:
         """Show a finished step; missing numbers keep their last value.  `own` are further metrics to show."""
-        self._done = step
-        self._own = tuple(own)
+        now = self._clock()
+        # The first one was begun before the start, or the evaluation before training came between.
+        took = metrics.get("step_time", now - self._last_step)
+        self._seconds += [max(took, now - self._last_step) if self._seconds else took] if step else []
+        self._done, self._last_step, self._own = step, now, tuple(own)
         self._latest |= metrics
         if "reward" in metrics:
             self._rewards.append(metrics["reward"])
         self.compare_with(metrics)
         self._bars.update(self._run_bar, completed=step)
-        due = self._clock() - self._last_line >= PLAIN_SECONDS
+        due = now - self._last_line >= PLAIN_SECONDS
         ends = step in (self._resumed_from + 1, self._num_steps)
         evaluated = any(name in metrics for name in COMPARED)
         if self._live is None and (due or ends or evaluated):
-            self._last_line = self._clock()
-            numbers = "  ".join(f"{label} {text}" for label, text in self._numbers(metrics))
-            self.note(f"step {step}/{self._num_steps}  {numbers}  {duration(self._seconds_left())} left")
+            self._last_line = now
+            numbers = "".join(f"  {label} {text}" for label, text in self._numbers(metrics))
+            self.note(f"{self._unit} {step}/{self._num_steps}{numbers}  {self._time_left()} left")
 
     def compare_with(self, metrics: Mapping[str, float]) -> None:
         """Show these values next to later evaluations, unless there are earlier ones."""
         self._first = {name: value for name, value in metrics.items() if name in COMPARED} | self._first
 
+    def show_stage(self, name: str) -> None:
+        """Show which part of a step goes on, where there is a live display."""
+        self._stage = name
+
     @contextmanager
-    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show a long stage within or before a step, such as an evaluation; yields `advance(count)`."""
-        if total == 0:
-            yield lambda count: None
-            return
-        began = spoke = self._clock()
-        done = 0
-        bar = self._bars.add_task(name, total=total, tail="")
-        if self._live is None:
+    def stage(self, name: str, total: int | None = None, *, most: int | None = None) -> Iterator["StageDisplay"]:
+        """Show a long stage within or before a step, such as an evaluation; yields `advance(count, says)`.
+
+        `total` is how much there is to do, `most` a limit that it may not reach.
+        """
+        alone = self._live is None
+        bar = self._bars.add_task(name, total=total, visible=total != 0, of="", tail="")
+        self._go_live()
+        if self._live is None and total:
             self.note(f"{name}: {total} to do")
-
-        def advance(count: int) -> None:
-            nonlocal done, spoke
-            done += count
-            self._bars.update(bar, completed=done)
-            if self._live is None and self._clock() - spoke >= PLAIN_SECONDS and done < total:
-                spoke = self._clock()
-                self.note(f"{name}: {done}/{total}")
-
+        display = StageDisplay(self, name, total, most)
+        display.show = lambda of, tail: self._bars.update(bar, completed=display.done, of=of, tail=tail)
         try:
-            yield advance
+            yield display
         finally:
             self._bars.remove_task(bar)
-        if self._live is None:
-            self.note(f"{name}: done in {self._clock() - began:.1f} s")
+            if alone:
+                self.close()
+        if self._live is None and total != 0:
+            self.note(f"{name}: done in {display.seconds:.1f} s")
 
     def note(self, text: str) -> None:
         self._console.print(Text(visible(text)), soft_wrap=True)
@@ -158,35 +177,97 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _seconds_left(self) -> float | None:
-        """By the mean pace of this process, evaluations included; at most until the time limit."""
-        elapsed = self._clock() - self._began
-        done = self._done - self._resumed_from
-        if done == 0:
-            return self._time_limit
-        left = elapsed / done * (self._num_steps - self._done)
-        return left if self._time_limit is None else max(0.0, min(left, self._time_limit - elapsed))
+    def _go_live(self) -> None:
+        if self._live is None and self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(console=self._console, get_renderable=self._display, refresh_per_second=4)
+            self._live.start()
+
+    def _time_left(self) -> str:
+        """By the pace of this process, evaluations included; at most until the time limit."""
+        limit = None if self._time_limit is None else max(0.0, self._time_limit - (self._clock() - self._began))
+        if not self._seconds:
+            return duration(limit)
+        left, growing = forecast(self._seconds, self._num_steps - self._done)
+        if limit is not None and limit <= left:
+            left, growing = limit, False
+        elif len(self._seconds) < FEW_STEPS and LENGTH in self._latest:  # which training may change
+            growing = True
+        at_least = "at least " if growing and left > 0 else ""
+        return f"{at_least}{duration(left + self.closing_seconds)}"
 
     def _numbers(self, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
         accuracy, reward = COMPARED[:2]
         # One of the two: the reward where no held-out answer was ever right.
         right = any(each.get(accuracy) or reward not in each for each in (metrics, self._first))
-        left_out = reward if right else accuracy
+        left_out = {reward if right else accuracy, *(("loss",) if "reward" in metrics else ())}
         shown = []
         for name, label, form in SHOWN:
-            if name in metrics and name != left_out:
+            if name in metrics and name not in left_out:
                 first = f" (first {form.format(self._first[name])})" if name in self._first else ""
                 shown.append((label, form.format(metrics[name]) + first))
         return shown + [(name, f"{metrics[name]:.4g}") for name in self._own if name in metrics]
 
     def _display(self) -> Group:
-        elapsed, left = self._clock() - self._began, self._seconds_left()
-        self._bars.update(self._run_bar, tail=f"{duration(elapsed)} elapsed, {duration(left)} left")
-        numbers = Text()
-        for label, text in self._numbers(self._latest):
-            numbers.append(f"{label} ", style="dim").append(text, style="bold").append("   ")
-        rewards = Text("reward by step ", style="dim").append(sparkline(self._rewards), style="green")
-        return Group(self._bars, numbers, rewards)
+        parts: list[RenderableType] = [self._bars]
+        elapsed, stage = duration(self._clock() - self._began), f"{self._stage}  " if self._stage else ""
+        tail = f"{stage}{elapsed} elapsed, {self._time_left()} left"
+        self._bars.update(self._run_bar, of=f"{self._done}/{self._num_steps}", tail=tail)
+        if numbers := self._numbers(self._latest):
+            line = Text()
+            for label, text in numbers:
+                line.append(f"{label} ", style="dim").append(text, style="bold").append("   ")
+            parts.append(line)
+        if self._rewards:
+            parts.append(Text("reward by step ", style="dim").append(sparkline(self._rewards), style="green"))
+        return Group(*parts)
+
+
+class StageDisplay:
+    """A stage on display: `advance(count)`, and `says` is what is known so far."""
+
+    def __init__(self, progress: Progress, name: str, total: int | None, most: int | None) -> None:
+        self.progress, self.name, self.total, self.most = progress, name, total, most
+        self.done = 0
+        self.show: Callable[[str, str], None] = lambda of, tail: None
+        """Takes the count and the rest of the line."""
+        self._began = self._spoke = progress._clock()
+
+    @property
+    def seconds(self) -> float:
+        return self.progress._clock() - self._began
+
+    def __call__(self, count: int = 1, says: str = "") -> None:
+        self.done += count
+        now, end = self.progress._clock(), self.total or self.most or 0
+        of, left = f"{self.done}/{self.total}" if self.total else "", ""
+        if 0 < self.done < end:
+            seconds = (now - self._began) / self.done * (end - self.done)
+            left = f"{'' if self.total else 'at most '}{duration(seconds)} left"
+        tail = visible("  ".join(filter(None, (says, left))))
+        self.show(of, tail)
+        if self.progress._live is None and now - self._spoke >= PLAIN_SECONDS and (not self.total or self.done < end):
+            self._spoke = now
+            self.progress.note(f"{self.name}: {', '.join(filter(None, (of, tail)))}")
+
+
+def forecast(seconds: Sequence[float], num_left: int) -> tuple[float, bool]:
+    """Seconds of the steps that are left, by those so far, and whether steps are growing longer.
+
+    Half way between steps as long as the recent ones, and steps on the line through all of them.  A line whose rise is
+    within two standard errors of none does not count, and neither does a fall: then it is the mean.
+    """
+    count, mean = len(seconds), sum(seconds) / len(seconds)
+    if count < FEW_STEPS:
+        return mean * num_left, False
+    middle, spread = (count - 1) / 2, (count**3 - count) / 12
+    rise = sum((index - middle) * each for index, each in enumerate(seconds)) / spread
+    residual = sum((each - mean - rise * (index - middle)) ** 2 for index, each in enumerate(seconds))
+    if rise <= 2 * math.sqrt(residual / (count - 2) / spread):
+        return mean * num_left, False
+    recent = seconds[-(count // 4) :]
+    flat = sum(recent) / len(recent) * num_left
+    risen = num_left * (mean + rise * (count + num_left / 2 - 0.5 - middle))
+    return (flat + risen) / 2, True
 
 
 def duration(seconds: float | None) -> str:

@@ -43,6 +43,8 @@ def measure_in_full(
     total = num_completions(questions, samples=samples)
     with harness.progress.stage(f"held-out problems {when} training", total) as advance:
         results, groups = full_evaluation(session.engine, questions, samples=samples, advance=advance, keep=kept.append)
+        if when == "before":  # the one after training takes about as long
+            harness.progress.closing_seconds = advance.seconds
     harness.evaluated(EvaluationReport(step=step, results=results, groups=groups, evaluation=when, completions=kept))
     first = {group.prompt.text: group for group in reversed(groups)}  # the first group of a repeated prompt
     shown = [first[text] for text in dict.fromkeys(group.prompt.text for group in groups)][:SHOWN]

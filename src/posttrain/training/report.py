@@ -129,13 +129,16 @@ def time_lines(session: Session, first: CollectedStep, seconds: Mapping[str, flo
     steps, evaluations = sum(seconds.values()) * config.run.num_steps / 60, per_completion * evaluated / 60
     length, limit = first.num_completion_tokens / config.rollout.rollouts_per_step, config.rollout.max_completion_tokens
     longest = (steps + evaluations) * limit / length
-    spread = f"if completions stay at {length:.0f} tokens, up to {longest:.1f} min if they grow to {limit}"
+    minutes = (
+        f"{steps + evaluations:.1f} to {longest:.1f} min: completions have {length:.0f} tokens and may grow to {limit}"
+    )
     if round(length) == limit:
-        spread = f"with completions of {limit} tokens, which is their limit"
+        minutes = f"about {steps + evaluations:.1f} min with completions of {limit} tokens, which is their limit"
     both = f"{steps:.1f} for steps{'' if whole_step else ' without their gradients'}, {evaluations:.1f} for evaluations"
     recorded = recorded_time(session.trained.run.recipe)
     own = [f"           the recipe's own run took {recorded}, on the machine that its header names"] if recorded else []
-    return [f"time       about {steps + evaluations:.1f} min {spread}", f"           (the first is {both})", *own]
+    least = "" if round(length) == limit else "at least "
+    return [f"time       {minutes}", f"           ({least}{both})", *own]
 
 
 def write_results(session: Session, run: RunFolder, state: RunState, after: Mapping[str, object]) -> dict[str, object]:

@@ -18,8 +18,9 @@ from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.features import LinearReward, Place
 from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl_runs.expert_episodes import make_expert_episodes
-from posttrain.irl_runs.irl_progress import IrlProgress
+from posttrain.irl_runs.irl_report import warnings_as_lines
 from posttrain.irl_runs.methods import fit_reward, linear_reward
+from posttrain.irl_runs.run import watched_by
 from posttrain.irl_runs.worlds import make_world
 from posttrain.options.irl import (
     CausalOptions,
@@ -32,6 +33,7 @@ from posttrain.options.irl import (
     SampledOptions,
     StateFeatures,
 )
+from posttrain.runs.progress import Progress
 from tests.support.irl_worlds import course_demonstrations, course_expert, endless_grid, newest
 
 
@@ -161,28 +163,19 @@ def test_an_expert_of_no_temperature_is_the_limit_of_cold_ones() -> None:
 
 
 def test_without_a_terminal_a_long_fit_says_how_far_it_is_now_and_then() -> None:
-    said, now = io.StringIO(), iter([0.0, 1.0, 6.0, 6.0, 7.0, 8.0])
-    with IrlProgress(Console(file=said), clock=lambda: next(now)) as progress, progress.stage("fit") as watch:
+    said, now = io.StringIO(), iter([0.0, 0.0, 1.0, 6.0, 7.0, 8.0])
+    progress = Progress(console=Console(file=said), clock=lambda: next(now))
+    with progress.stage("fit") as stage:
+        watch = watched_by([], stage)
         watch({"objective": 3.0})  # at 1 s: too soon
         watch({"objective": 2.5, "largest_gradient": 0.125})  # at 6 s
         watch({"objective": 2.0})  # at 7 s
     assert said.getvalue() == ("fit: evaluation 2  objective 2.5  largest gradient 0.125\nfit: done in 8.0 s\n")
 
 
-def test_in_a_terminal_the_live_line_goes_and_what_was_noted_stays() -> None:
-    said = io.StringIO()
-    with IrlProgress(Console(file=said, force_terminal=True, width=80)) as progress:
-        with progress.stage("fit") as watch:
-            watch({"objective": 2.5})
-        progress.note("kept")
-    assert "kept" in said.getvalue()
-    assert "fit: done in" in said.getvalue()
-    assert "\x1b[?25h" in said.getvalue(), "the cursor is shown again"
-
-
 def test_a_warning_is_a_line_without_the_code_that_gave_it() -> None:
     said, before = io.StringIO(), warnings.showwarning
-    with IrlProgress(Console(file=said)):
+    with warnings_as_lines(Progress(console=Console(file=said)).note):
         warnings.warn("episodes are cut", stacklevel=1)
     assert said.getvalue() == "Warning: episodes are cut\n"
     assert warnings.showwarning is before

@@ -26,12 +26,12 @@ from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.runs import named_inputs
 from posttrain.runs.files import LineJournal
-from posttrain.runs.folder import Folder, lock_folder, saved_recipe
-from posttrain.runs.interruption import Interruption, interruptible
+from posttrain.runs.folder import Folder, lock_folder, resume_command, saved_recipe
+from posttrain.runs.interruption import NOTHING_KEPT, Interruption, KeptWork, interruptible, stopped_with_a_word
 from posttrain.runs.progress import Progress, peak_memory_bytes
 from posttrain.runs.reports import Run, versions
 from posttrain.runs.run_inputs import FILE as INPUTS, RunInput, RunInputs, class_name, code_input, require_same_inputs
-from posttrain.tasks.dataset import Rows
+from posttrain.tasks.dataset import Rows, count_text
 from posttrain.training.session import CallerObjects, Rewards
 
 COMPLETIONS, ANSWERS, VOTES = "completions.jsonl", "answers.jsonl", "votes.jsonl"
@@ -109,7 +109,13 @@ def collect(
     if judge is not None:
         judge.reward.key()  # a missing key shows before anything is sampled
     folder = CollectionFolder.resume(path) if resume else CollectionFolder.claim(path, overwrite=config.run.overwrite)
-    with folder, Progress(0) as progress, interruptible() as interruption:
+    says = "the collection stops after the part in progress, and keeps it."
+    with (
+        folder,
+        stopped_with_a_word(lambda: kept_of_collection(folder)),
+        Progress() as progress,
+        interruptible(lambda: says) as interruption,
+    ):
         if resume:
             folder.replace_config(saved_recipe(config))
             folder.write_inputs(inputs)
@@ -117,6 +123,19 @@ def collect(
         collection.sample()
         collection.judge(people)
         return collection.finish()
+
+
+def kept_of_collection(folder: CollectionFolder) -> KeptWork:
+    """What a collection has on the disk, and the command that continues it."""
+    if not folder.begun:
+        return NOTHING_KEPT
+    counts = {name: sum(1 for _ in journal.records()) for name, journal in folder.line_journals.items()}
+    prompts = (
+        count_text(counts[COMPLETIONS], "prompt")
+        + f" with {'its' if counts[COMPLETIONS] == 1 else 'their'} completions"
+    )
+    kept = f"{prompts}, {count_text(counts[ANSWERS], 'answer')}, {count_text(counts[VOTES], 'vote')}"
+    return KeptWork(f"Kept: {kept}.", resume_command(folder.path, "collect"))
 
 
 @dataclass

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -28,8 +29,9 @@ from posttrain.options.rollout import SamplingParams
 from posttrain.records import Rollout
 from posttrain.runs.files import read_metrics, write_atomically
 from posttrain.runs.folder import sole_writer
-from posttrain.runs.interruption import run_posttrain
+from posttrain.runs.interruption import KeptWork, run_posttrain
 from posttrain.runs.named_inputs import changed_options, changed_since, first_changes
+from posttrain.runs.progress import Progress
 from posttrain.runs.reports import headline
 from posttrain.tasks.base import held_out_prompts, training_prompts
 from posttrain.training.session import open_session
@@ -168,25 +170,35 @@ def require_suits(name: str, config: Config, budget: Budget) -> None:
         raise UserError(f"{name}: update.schedule = {update.schedule} {rule}.  Use constant, or leave the budget out.")
 
 
-def run_comparison(cells: Sequence[Cell], budget: Budget, folder: Path, tell: Callable[[str], None] = print) -> str:
+def run_comparison(cells: Sequence[Cell], budget: Budget, folder: Path) -> str:
     """Run the cells one after another and write comparison.json, .md and .png after each; returns the table.
 
     Finished cells are not run again, and one that was begun continues from its last checkpoint.
     """
     with sole_writer(folder):
         results = {cell.name: result for cell in cells if (result := kept_result(cell)) is not None}
-        if results:
-            tell(f"{len(results)} of {len(cells)} cells are finished already.")
-        for number, cell in enumerate(cells, start=1):
-            if cell.name in results:
-                continue
-            tell(f"[{number}/{len(cells)}] {cell.name}: {cell.folder}")
-            result = results[cell.name] = run_cell(cell)
-            change = f"{result.accuracy(result.before):.3f} → {result.accuracy_after:.3f}"
-            cost = f"{result.steps} steps, {result.sampled_tokens:,} tokens, {result.training_seconds:.0f} s"
-            tell(f"    held-out {quantity([result])} {change} in {cost}")
-            write_comparison(folder, [results[each.name] for each in cells if each.name in results], str(budget))
+        most = 60 * budget.minutes * (len(cells) - len(results)) if budget.minutes else None
+        first = len(results) + 1
+        with Progress(len(cells), first_step=first, unit="run", time_limit_seconds=most) as progress:
+            progress.start([f"{len(results)} of {len(cells)} runs are finished already."] if results else [])
+            for cell in (each for each in cells if each.name not in results):
+                progress.note(f"[{len(results) + 1}/{len(cells)}] {cell.name}: {cell.folder}")
+                with progress.stage(cell.name) as stage:
+                    result = results[cell.name] = run_cell(cell, partial(stage, 0))
+                change = f"{result.accuracy(result.before):.3f} → {result.accuracy_after:.3f}"
+                cost = f"{result.steps} steps, {result.sampled_tokens:,} tokens, {result.training_seconds:.0f} s"
+                progress.note(f"    held-out {quantity([result])} {change} in {cost}")
+                progress.step(len(results), {})
+                write_comparison(folder, [results[each.name] for each in cells if each.name in results], str(budget))
         return write_comparison(folder, [results[each.name] for each in cells], str(budget))
+
+
+def kept_cells(cells: Sequence[Cell]) -> KeptWork:
+    """What a comparison has, and that the same command continues it."""
+    begun = [cell for cell in cells if not cell.result_file.is_file() and (cell.folder / "config.yaml").is_file()]
+    saved = [f"{each.name} up to its last checkpoint" for each in begun]
+    finished = sum(cell.result_file.is_file() for cell in cells)
+    return KeptWork(f"Kept: {', '.join([f'{finished} of {len(cells)} runs', *saved])}.")
 
 
 def recipe_digest(cell: Cell) -> str:
@@ -216,17 +228,17 @@ def kept_result(cell: Cell) -> CellResult | None:
     return result
 
 
-def run_cell(cell: Cell) -> CellResult:
+def run_cell(cell: Cell, show: Callable[[str], None]) -> CellResult:
     """Run a cell to its end, or resume it, in its own process: its peak of memory is then its own.
 
-    Raises RunError if the run fails.
+    `show` gets the last line of what it says.  Raises RunError if the run fails.
     """
     if not (cell.folder / "summary.json").is_file():
         cell.folder.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(cell.recipe_file, cell.recipe.encode())
         begun = (cell.folder / "config.yaml").is_file()
         command = ["rl", "--resume", str(cell.folder)] if begun else ["rl", str(cell.recipe_file)]
-        run_posttrain(command, name=cell.name, log=cell.folder.with_name(f"{cell.folder.name}.cell.log"))
+        run_posttrain(command, name=cell.name, log=cell.folder.with_name(f"{cell.folder.name}.cell.log"), show=show)
     summary = json.loads((cell.folder / "summary.json").read_text(encoding="utf-8"))
     seconds = summary["seconds"]
     result = CellResult(
