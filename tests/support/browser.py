@@ -55,15 +55,18 @@ class Browser:
         self._write, self._read = to_browser, from_browser
         self._number, self._buffer = 0, b""
         self._session: str | None = None
+        self._target: str | None = None
         self.requests: list[str] = []
         """The address of each request that the page has made."""
         self.said: list[str] = []
         """What went wrong in it: exceptions, and messages of the browser's."""
 
     def open(self, address: str, *, width: int = 1200, height: int = 800) -> None:
-        """Load a page in a window of this size."""
-        target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self._session = None
+        """Load a page in a window of this size, in place of the one before."""
+        self._session, before = None, self._target
+        self._target = target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        if before:
+            self.send("Target.closeTarget", targetId=before)
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.send(f"{domain}.enable")

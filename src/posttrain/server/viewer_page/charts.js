@@ -29,7 +29,7 @@ function asLines(lines) {
   lines.forEach((line, place) => {
     const colour = line.colour || lineColour(place);
     data.push(spread(line, line.values));
-    series.push({ colour, scale: line.axis === "right" ? "right" : "y", width: 1.6, points: { show: line.steps.length < 25, size: 5 }, dash: line.axis === "right" ? [4, 3] : undefined });
+    series.push({ colour, scale: line.axis === "right" ? "right" : "y", width: 1.6, points: { show: line.steps.length < 25, size: 5 }, dash: line.dash || (line.axis === "right" ? [4, 3] : undefined) });
     if (!line.low || !line.high || !line.low.some((value) => value !== null)) return;
     data.push(spread(line, line.high), spread(line, line.low));
     series.push({ edge: true, scale: "y" }, { edge: true, scale: "y" });
@@ -83,8 +83,9 @@ function asPercents(_, values) {
 
 // As many decimals as the distance between two lines of the grid needs.
 function asNumbers(_, values, axis, space, distance) {
+  if (distance < 1e-4) return values.map((value) => number(value, 2));
   const decimals = (String(Number(distance.toPrecision(6))).split(/[.e]/)[1] || "").length;
-  return values.map((value) => (decimals > 4 ? number(value, 2) : value.toFixed(decimals).replace("-", "\u2212")));
+  return values.map((value) => value.toFixed(decimals).replace("-", "\u2212"));
 }
 
 function drawn(one, stacked) {
@@ -130,12 +131,12 @@ function drawMarks(plot, marks) {
 }
 
 // `lines`: [{name, steps, values, low?, high?, colour?}]. A click opens the step under the cursor; a drag zooms.
-export function Chart({ title, unit, lines, stacked, percents, range, marks = [], sync = "steps", height = HEIGHT, onOpen, onZoom }) {
+export function Chart({ title, unit, lines, stacked, percents, range, marks = [], sync = "steps", height = HEIGHT, onOpen, onZoom, onMark }) {
   const box = useRef(null);
   const head = useRef(null);
   const plot = useRef(null);
   const acts = useRef({});
-  acts.current = { onOpen, onZoom, range, marks, lines };
+  acts.current = { onOpen, onZoom, onMark, range, marks, lines };
   const themed = useThemeVersion();
   const built = useMemo(() => (stacked ? asStack(lines) : asLines(lines)), [JSON.stringify(lines), stacked]);
   const shape = JSON.stringify([built.series, built.bands, stacked, percents, height, sync]);
@@ -206,13 +207,22 @@ function zoomed(plot, { onZoom }) {
   onZoom(Math.floor(left), Math.ceil(right));
 }
 
+// The alarm whose mark is under the pointer.
+function markAt(plot, marks, event) {
+  const box = plot.over.getBoundingClientRect();
+  if (event.clientY < box.bottom - 2 * DRAG_PX) return undefined;
+  return marks.find((step) => Math.abs(plot.valToPos(step, "x") - (event.clientX - box.left)) < DRAG_PX);
+}
+
 function listen(plot, acts) {
   let down = null;
   plot.over.addEventListener("mousedown", (event) => { down = event.clientX; });
   plot.over.addEventListener("click", (event) => {
-    const { onOpen } = acts.current;
+    const { onOpen, onMark, marks } = acts.current;
     const at = plot.cursor.idx;
-    if (onOpen && at !== null && Math.abs(event.clientX - down) < DRAG_PX) onOpen(plot.data[0][at]);
+    const mark = onMark ? markAt(plot, marks, event) : undefined;
+    if (mark !== undefined) onMark(mark);
+    else if (onOpen && at !== null && Math.abs(event.clientX - down) < DRAG_PX) onOpen(plot.data[0][at]);
   });
   plot.over.addEventListener("dblclick", () => acts.current.onZoom && acts.current.onZoom(null, null));
 }

@@ -5,25 +5,28 @@ const LEVELS = 6;
 
 // What a full colour stands for, so that a colour means the same on every page. Signed quantities run from −full (orange)
 // over white to +full (blue); the others from 0 (white) to full (blue).
+const NATS = { full: -5, signed: false };
+const REWARD = { full: 1, signed: true };
+const ADVANTAGE = { full: 2, signed: true };
+const ENTROPY = { full: 2, signed: false };
+const GAP = { full: 2, signed: true };
 const SCALES = {
-  advantage: { full: 2, signed: true },
-  log_mu: { full: -5, signed: false },
-  log_pi: { full: -5, signed: false },
-  ratio: { full: 0.2, signed: true, middle: 1 },
-  clipped: { full: 1, signed: false },
-  kl: { full: 0.5, signed: true },
-  value: { full: 1, signed: true },
-  entropy: { full: 2, signed: false },
-  process_reward: { full: 1, signed: true },
-  teacher_gap: { full: 2, signed: true },
-  reward: { full: 1, signed: true },
+  ...{ reward: REWARD, advantage: ADVANTAGE, token_advantages: ADVANTAGE, token_values: REWARD, process_rewards: REWARD, token_rewards: REWARD },
+  ...{ logprobs: NATS, cut_logprobs: NATS, policy_logprobs: NATS, reference_logprobs: NATS, teacher_logprobs: NATS, teacher_gap: GAP, reference_gap: GAP },
+  ...{ ratio: { full: 0.2, signed: true, middle: 1 }, clipped: { full: 1, signed: false }, kl: { full: 0.5, signed: false } },
+  ...{ entropy: ENTROPY, entropies: ENTROPY, new_values: REWARD, values: REWARD, returns: REWARD },
 };
 
+// The name of a quantity without the update that computed it: "ratio.2" -> "ratio".
+export function baseOf(name) {
+  return name.split(".")[0];
+}
+
 export function scaleOf(quantity) {
-  const known = SCALES[quantity.name];
+  const known = SCALES[baseOf(quantity.name)];
   if (known) return { middle: 0, ...known };
   const sizes = quantity.values.filter((value) => value !== null).map(Math.abs);
-  return { full: Math.max(...sizes, 1e-9), signed: quantity.diverging, middle: 0, own: true };
+  return { full: Math.max(...sizes, 1e-9), signed: quantity.diverging, middle: quantity.centre || 0, own: true };
 }
 
 // The class of a value: "heat-p4" is the fourth blue, "heat-n2" the second orange, "" no colour.

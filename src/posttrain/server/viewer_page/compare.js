@@ -23,12 +23,22 @@ export function ComparePage({ query, version, runs }) {
 function Compared({ found, query }) {
   const [a, b] = [plain(found.a.name), plain(found.b.name)];
   return html`<section class="panels" aria-label="curves of both runs">${found.curves.map((panel) => html`<${Chart} key=${panel.panel} title=${panel.panel} unit=${panel.unit}
-      lines=${panel.lines} percents=${panel.scale === "share"} sync="compare" />`)}</section>
+      lines=${coloured(panel.lines, found.a.name)} percents=${panel.scale === "share"} sync="compare" />`)}</section>
     <${Section} id="test" title="Held-out problems" note="Solved: most completions are right after training.">
       <div class="scroll"><table class="rows square"><thead><tr><td></td><th scope="col">${b} solves</th><th scope="col">${b} does not</th></tr></thead><tbody>
         <tr><th scope="row">${a} solves</th><td class="n">${number(found.both)}</td><td class="n heat-n2">${number(found.only_a)}</td></tr>
         <tr><th scope="row">${a} does not</th><td class="n heat-p2">${number(found.only_b)}</td><td class="n">${number(found.neither)}</td></tr></tbody></table></div>
       <p class="says">${plain(found.says)}</p><//><${Problems} found=${found} query=${query} />`;
+}
+
+// One colour for each run, one kind of line for each measure.
+const DASHES = [undefined, [7, 4], [2, 3], [9, 3, 2, 3]];
+
+function coloured(lines, first) {
+  const measure = (line) => line.name.split(", ")[0];
+  const measures = [...new Set(lines.map(measure))];
+  return lines.map((line) => ({ ...line, name: plain(line.name), colour: line.name.endsWith(`, ${first}`) ? "blue" : "orange",
+    dash: DASHES[measures.indexOf(measure(line)) % DASHES.length] }));
 }
 
 const SIDES = {

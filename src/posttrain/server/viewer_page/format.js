@@ -10,7 +10,12 @@ export function number(value, digits = 3) {
   if (Number.isInteger(value)) return grouped(value);
   const size = Math.abs(value);
   const text = size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(1) : value.toPrecision(digits);
-  return text.replace("-", MINUS).replace("e+", "e");
+  return text.replaceAll("-", MINUS).replace("e+", "e");
+}
+
+// The same without zeros at its end: for scales.
+export function short(value) {
+  return number(Number(value.toPrecision(3))).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
 }
 
 export function grouped(value) {

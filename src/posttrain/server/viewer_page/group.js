@@ -44,7 +44,7 @@ function Card({ run, one }) {
   return html`<article class="card"><header><a data-item class="open" href=${address}>${one.rollout}</a>
       <b class="n">${number(one.reward)}</b>${one.advantage !== null && html`<${Signed} value=${one.advantage} scale=${scaleOf({ name: "advantage" })} />`}
       ${one.outcome && html`<${Outcome} name=${one.outcome} colour=${outcomeColour(one.outcome)} />`}
-      ${one.greedy && html`<${Tag}>greedy<//>`}${one.finish !== "stop" && html`<${Tag} tone="warn">${one.finish}<//>`}
+      ${one.greedy && html`<${Tag}>greedy<//>`}${one.finish !== "stop" && html`<${Tag} tone="warn">${one.finish === "length" ? "cut off" : one.finish}<//>`}
       <span class="muted n">${one.pieces.length ? counted(one.pieces.length, "token") : ""}</span></header>
     ${one.pieces.length ? html`<div class="tokens">${pieces.map((piece, at) => html`<span key=${at} class=${place(at, one.parts_at, one.pieces.length) + (piece.special ? " special" : "")}><${Visible} text=${piece.text} spaces=${false} /></span>`)}${pieces.length < one.pieces.length && "…"}</div>`
       : html`<${PlainText} text=${one.text} spaces=${false} />`}</article>`;

@@ -4,7 +4,7 @@ import { Chart } from "./charts.js";
 import { html, useMemo } from "./dom.js";
 import { brief, counted, number, percent, plain } from "./format.js";
 import { Answer } from "./loading.js";
-import { Choice, Empty, Section } from "./parts.js";
+import { Choice, Empty, SearchField, Section } from "./parts.js";
 import { ShareCells } from "./strips.js";
 
 const CHANGES = [["solved", "solved now, not before"], ["lost", "lost"], ["always", "solved before and after"], ["never", "never solved"]];
@@ -25,11 +25,11 @@ function HeldOut({ run, page, query }) {
   const lines = linesOf(page.evaluations);
   const options = [{ value: "", label: `all ${number(page.problems.length)}` },
     ...CHANGES.filter(([name]) => name in page.counts).map(([value, label]) => ({ value, label: `${label}: ${number(page.counts[value])}` }))];
-  return html`${lines.length > 0 && html`<section class="panels one"><${Chart} title="held-out accuracy" lines=${lines} percents sync="held-out" /></section>`}
+  return html`${lines.length > 0 && html`<section class="panels one"><${Chart} title="Held-out accuracy" lines=${lines} percents sync="held-out" /></section>`}
     ${page.says && html`<p class="says">${plain(page.says)}</p>`}
     <div class="bar"><${Choice} label="Show" name="change" value=${change} options=${options} onChange=${(value) => choose({ change: value })} /></div>
-    <form class="filters" onSubmit=${(event) => event.preventDefault()}><label class="field grow"><span>text</span><input type="search" data-search
-      placeholder="in the prompt or its id ( / )" value=${query.text || ""} onInput=${(event) => choose({ text: event.target.value })} /></label></form>
+    <form class="filters" onSubmit=${(event) => event.preventDefault()}><${SearchField} places="the prompt or its id" text=${query.text}
+      onSearch=${(text) => choose({ text })} /></form>
     <${Section} id="problems" title=${counted(problems.length, "problem")} note="Solved: most completions are right. Squares: share of right completions before, along the way and after.">
       ${problems.length ? html`<${Table} run=${run} problems=${problems.slice(0, limit)} />` : html`<${Empty}>No problem matches.<//>`}
       ${problems.length > limit && html`<p class="note"><button type="button" class="plain" onClick=${() => choose({ limit: limit + 500 })}>Show more</button></p>`}<//>`;

@@ -80,7 +80,7 @@ function Header({ parts, run, runs }) {
     <nav class="crumbs" aria-label="where this is"><a class="brand" href="#/">posttrain</a>
       ${crumbs(parts, run).map(([label, address]) => html`<span aria-hidden="true">›</span><a href=${address} key=${address}>${label}</a>`)}
       ${run && html`<${State} state=${run.state} />`}</nav>
-    <div class="tools"><button type="button" data-key="t" onClick=${nextTheme} title="colours (t)">${theme}</button>
+    <div class="tools"><button type="button" data-key="t" onClick=${nextTheme} title="colours: as the system says, light or dark (t)">${{ system: "◐ system", light: "○ light", dark: "● dark" }[theme]}</button>
       <button type="button" data-key="?" aria-label="keys" title="keys (?)" onClick=${() => keys.current.showModal()}>?</button></div>
     ${run && html`<nav class="tabs" aria-label="pages of this run">${tabsOf(run, runs).map((tab, place) => html`<a key=${tab.page}
       data-key=${place < 9 ? place + 1 : undefined} href=${tab.href} aria-current=${tab.holds.includes(page) ? "page" : undefined}

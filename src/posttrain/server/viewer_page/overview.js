@@ -9,12 +9,12 @@ import { StepTable } from "./overview_steps.js";
 import { Empty, Fact, Section, Tag } from "./parts.js";
 import { Dumbbell } from "./strips.js";
 
-export function OverviewPage({ run, query, version }) {
+export function OverviewPage({ run, runs, query, version }) {
   return html`<${Answer} path=${`/api/run/${run.run}/overview`} version=${version} lines=${12}>
-    ${(overview) => html`<${Overview} overview=${overview} query=${query} version=${version} />`}<//>`;
+    ${(overview) => html`<${Overview} overview=${overview} runs=${runs} query=${query} version=${version} />`}<//>`;
 }
 
-function Overview({ overview, query, version }) {
+function Overview({ overview, runs, query, version }) {
   const marks = overview.alarms.filter((alarm) => !alarm.notice).map((alarm) => alarm.step);
   return html`<${Head} overview=${overview} />
     ${overview.lacks.length > 0 && html`<ul class="lacks">${overview.lacks.map((text) => html`<li key=${text}>${plain(text)}</li>`)}</ul>`}
@@ -22,7 +22,7 @@ function Overview({ overview, query, version }) {
     <${Panels} overview=${overview} query=${query} marks=${marks} />
     <${BeforeAfter} measures=${overview.before_after} />
     ${overview.kind === "rl" && html`<${StepTable} run=${overview.run} version=${version} />`}
-    <${Made} overview=${overview} />`;
+    <${Made} overview=${overview} runs=${runs} />`;
 }
 
 function Head({ overview }) {
@@ -38,9 +38,9 @@ function Alarms({ alarms, run }) {
   const loud = alarms.filter((alarm) => !alarm.notice).length;
   const title = loud ? counted(loud, "alarm") : counted(alarms.length, "notice");
   return html`<${Section} id="alarms" title=${title} note="What looks wrong in the metrics, and the completions behind it.">
-    <ul class="alarms">${alarms.map((alarm, place) => html`<li key=${place} class=${alarm.notice ? "notice" : "alarm"}>
+    <ul class="alarms">${alarms.map((alarm, place) => html`<li key=${place} id=${`alarm-${alarm.step}`} class=${alarm.notice ? "notice" : "alarm"}>
       <span class="alarm-step"><a data-item href=${link(["run", run, "step", alarm.step])}>step ${alarm.step}</a></span>
-      <span class="alarm-text"><b>${plain(words(alarm.name))}</b> ${plain(alarm.says)}
+      <span class="alarm-text"><b>${plain(words(alarm.name))}:</b> ${plain(alarm.says)}
         ${alarm.links.length > 0 && html`<span class="links">${alarm.links.map((one) => html`<a key=${one.at} data-item
           href=${link(["run", run, "rollout", ...one.at.split("/")])}>${plain(one.label)}</a>`)}</span>`}
         ${alarm.transcript && html`<details><summary>transcript</summary><pre>${plain(alarm.transcript)}</pre></details>`}</span></li>`)}</ul><//>`;
@@ -50,7 +50,8 @@ function Panels({ overview, query, marks }) {
   const { run, outcomes, seconds_by_stage: stages } = overview;
   const whole = overview.num_steps && overview.state === "running" ? overview.num_steps : overview.last_step;
   const range = query.from ? [Number(query.from), Number(query.to)] : [0, Math.max(1, whole)];
-  const common = { range, marks, onOpen: (step) => step > 0 && go(link(["run", run, "step", step])),
+  const opens = overview.kind === "rl";
+  const common = { range, marks, onMark, onOpen: opens ? (step) => step > 0 && go(link(["run", run, "step", step])) : undefined,
     onZoom: (from, to) => choose({ from, to }) };
   const colours = useMemo(() => outcomeColours(outcomes.names), [outcomes.names.join()]);
   if (!overview.curves.length) return html`<${Empty}>No metrics yet.<//>`;
@@ -62,7 +63,15 @@ function Panels({ overview, query, marks }) {
     ${outcomes.names.length > 0 && html`<${Chart} title="Outcomes" unit=${outcomes.function} stacked percents
       lines=${stacked(outcomes, colours)} ...${common} />`}
     ${stages.names.length > 0 && html`<${Chart} title="Seconds by stage" unit="s" stacked lines=${stacked(stages)} ...${common} />`}
-    </section><p class="note">Click a point to open its step. Drag to zoom; double-click to see all steps.</p>`;
+    </section><p class="note">${opens && "Click a point to open its step. "}Drag to zoom; double-click to see all steps.</p>`;
+}
+
+// A click on an alarm's mark: to the alarm, with its transcript open.
+function onMark(step) {
+  const alarm = document.getElementById(`alarm-${step}`);
+  alarm.scrollIntoView({ block: "center", behavior: "smooth" });
+  alarm.querySelector("details")?.setAttribute("open", "");
+  alarm.querySelector("a").focus({ preventScroll: true });
 }
 
 // One line for each name, in the order of `colours` where there are some.
@@ -74,13 +83,14 @@ function stacked({ steps, names, values }, colours = {}) {
 
 function BeforeAfter({ measures }) {
   if (!measures.length) return null;
+  const rests = measures.some((measure) => measure.resting_on);
   return html`<${Section} id="before-after" title="Before and after" note="Held-out problems, with 95% intervals.">
     <div class="scroll"><table class="rows measures"><thead><tr><th>measure</th><th class="n">before</th><th class="n">after</th>
-      <th class="n">change</th><th aria-hidden="true"></th><th>measured on</th></tr></thead>
-      <tbody>${measures.map((measure) => html`<${MeasureRow} key=${measure.name} measure=${measure} />`)}</tbody></table></div><//>`;
+      <th class="n">change</th><th aria-hidden="true"></th>${rests && html`<th>measured on</th>`}</tr></thead>
+      <tbody>${measures.map((measure) => html`<${MeasureRow} key=${measure.name} measure=${measure} rests=${rests} />`)}</tbody></table></div><//>`;
 }
 
-function MeasureRow({ measure }) {
+function MeasureRow({ measure, rests }) {
   const share = measure.unit === "share";
   const show = share ? percent : number;
   const change = measure.before === null || measure.after === null ? null : measure.after - measure.before;
@@ -89,17 +99,17 @@ function MeasureRow({ measure }) {
     ${sides.map((side) => html`<td class="n">${show(side.value)}<span class="interval">${interval(side.low, side.high, show)}</span></td>`)}
     <td class="n">${share && change !== null ? `${signed(change * 100)} pp` : signed(change)}</td>
     <td>${share && html`<${Dumbbell} before=${sides[0]} after=${sides[1]} />`}</td>
-    <td class="muted">${plain(measure.resting_on)}</td></tr>`;
+    ${rests && html`<td class="muted">${plain(measure.resting_on)}</td>`}</tr>`;
 }
 
 // How the run was made, folded away.
-function Made({ overview }) {
+function Made({ overview, runs }) {
   const tables = [["Machine", overview.machine], ["Versions", overview.versions],
     ["Seconds", mapped(overview.seconds, seconds)], ["Tokens", mapped(overview.tokens, number)]];
   return html`<${Section} id="made" title="How it was made">
     <p class="note path">${plain(overview.folder)}</p>
     ${overview.compared_with.length > 0 && html`<p>Compare with ${overview.compared_with.map((other) => html`<a key=${other}
-      href=${link(["compare"], { a: overview.run, b: other })}>run ${other}</a> `)}</p>`}
+      href=${link(["compare"], { a: overview.run, b: other })}>${plain(runs.find((one) => one.run === other)?.name || other)}</a> `)}</p>`}
     ${overview.recipe && html`<details><summary>Recipe</summary><pre class="code">${plain(overview.recipe)}</pre></details>`}
     ${tables.filter(([, table]) => Object.keys(table).length).map(([title, table]) => html`<details key=${title}>
       <summary>${title}</summary><table class="pairs"><tbody>${Object.entries(table).map(([name, value]) => html`<tr key=${name}>

@@ -1,7 +1,7 @@
 // Small pieces that every page uses.
 import { heat, levels } from "./colours.js";
-import { html } from "./dom.js";
-import { number, plain, visibleParts, words } from "./format.js";
+import { html, useEffect, useRef, useState } from "./dom.js";
+import { number, plain, short, visibleParts, words } from "./format.js";
 
 export function Fault({ text }) {
   return html`<p class="fault" role="status">${plain(text)}</p>`;
@@ -57,6 +57,22 @@ export function Select({ label, options, value, onChange }) {
     </select></label>`;
 }
 
+const PAUSE_MS = 250;
+
+// The search field of a page: it searches when typing pauses.
+export function SearchField({ places, text = "", onSearch }) {
+  const [typed, setTyped] = useState(text);
+  const timer = useRef(null);
+  useEffect(() => setTyped(text), [text]);
+  const changed = (event) => {
+    const { value } = event.target;
+    setTyped(value);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => onSearch(value), PAUSE_MS);
+  };
+  return html`<label class="field grow"><span>search</span><input type="search" data-search placeholder=${`in ${places} ( / )`} value=${typed} onInput=${changed} /></label>`;
+}
+
 // A text with white space and unseen characters marked, always as text.
 export function Visible({ text, spaces = true }) {
   return visibleParts(text).map((part) => {
@@ -71,7 +87,7 @@ export function Visible({ text, spaces = true }) {
 // What the colours stand for.
 export function Legend({ scale, label, unit }) {
   const sides = scale.signed ? [...steps("n").reverse(), "heat-0", ...steps("p")] : ["heat-0", ...steps("p")];
-  const show = (share) => number(scale.middle + share * scale.full) + (share === 1 && unit ? " " + unit : "");
+  const show = (share) => short(scale.middle + share * scale.full) + (share === 1 && unit ? " " + unit : "");
   return html`<div class="legend" role="img" aria-label=${`colours of ${label}: from ${show(scale.signed ? -1 : 0)} to ${show(1)}`}>
     <span>${show(scale.signed ? -1 : 0)}</span>
     <span class="ramp">${sides.map((name) => html`<i class=${name} key=${name}></i>`)}</span>

@@ -6,23 +6,22 @@ import { outcomeColours } from "./colours.js";
 import { html, useMemo } from "./dom.js";
 import { brief, counted, number, percent, plain } from "./format.js";
 import { Answer } from "./loading.js";
-import { Empty, Outcome, Tag } from "./parts.js";
+import { Empty, Outcome, SearchField, Tag } from "./parts.js";
 import { ShareCells } from "./strips.js";
 
 const SHOWN = 200;
 
 export function ProblemsView({ run, query, version }) {
   return html`<h1 tabindex="-1">Problems</h1><p class="note">Each square is one step at which the problem was asked, from white (never solved) to blue (always).</p>
-    <${Answer} path=${`/api/run/${run.run}/problems`} version=${version} lines=${12}>${(found) => html`<${Problems} run=${run} found=${found} query=${query} />`}<//>`;
+    <form class="filters" onSubmit=${(event) => event.preventDefault()}><${SearchField} places="the prompt or its id" text=${query.text}
+      onSearch=${(text) => choose({ text })} /></form>
+    <${Answer} path=${pathOf(`/api/run/${run.run}/problems`, { text: query.text })} version=${version} lines=${12}>${(found) => html`<${Problems} run=${run} found=${found} query=${query} />`}<//>`;
 }
 
 function Problems({ run, found, query }) {
-  const wanted = (query.text || "").toLowerCase();
-  const matching = useMemo(() => found.problems.filter((one) => !wanted || (one.prompt_id + " " + one.prompt).toLowerCase().includes(wanted)), [found, wanted]);
   const limit = Number(query.limit) || SHOWN;
-  return html`<form class="filters" onSubmit=${(event) => event.preventDefault()}><label class="field grow"><span>text</span>
-      <input type="search" data-search placeholder="in the prompt or its id ( / )" value=${query.text || ""} onInput=${(event) => choose({ text: event.target.value })} /></label></form>
-    <p class="note" role="status">${wanted ? `${number(matching.length)} of ${counted(found.problems.length, "problem")} match` : counted(found.total, "problem")}${
+  const { problems: matching } = found;
+  return html`<p class="note" role="status">${counted(found.total, "problem")}${query.text && " match"}${
       found.problems.length < found.total ? `; the first ${number(found.problems.length)} are listed` : ""}</p>
     ${!matching.length ? html`<${Empty}>No problem matches.<//>` : html`<div class="scroll"><table class="rows"><thead><tr><th>problem</th><th>prompt</th>
       <th class="n">asked</th><th class="n">first</th><th class="n">last</th><th>over training</th></tr></thead><tbody>
@@ -50,7 +49,7 @@ function Problem({ run, page }) {
   const open = (step) => document.getElementById(`at-${step}`)?.scrollIntoView({ block: "start", behavior: "smooth" });
   return html`<h1 tabindex="-1">${plain(page.prompt_id)}</h1><section class="text" aria-label="prompt"><pre class="asked">${plain(page.prompt)}</pre></section>
     ${page.columns && html`<details><summary>Row of the data set</summary><pre class="code">${plain(page.columns)}</pre></details>`}
-    ${page.steps.length > 1 && html`<section class="panels one"><${Chart} title="mean reward" lines=${[line]} sync="problem" onOpen=${open} /></section>`}
+    ${page.steps.length > 1 && html`<section class="panels one"><${Chart} title="Mean reward" lines=${[line]} sync="problem" onOpen=${open} /></section>`}
     <p class="key">${Object.entries(colours).map(([name, colour]) => html`<${Outcome} key=${name} name=${name} colour=${colour} />`)}</p>
     ${page.steps.map((step) => html`<section class="asked-at" key=${step.source + step.step + step.evaluation} id=${`at-${step.step}`}>
       <h2><a data-item href=${link(["run", run.run, "group", step.source, step.step, step.rows[0] ? step.rows[0].group : ""])}>Step ${step.step}</a>
@@ -59,13 +58,13 @@ function Problem({ run, page }) {
 }
 
 function meanReward(step) {
-  const known = step.rows.map((row) => row.reward).filter((reward) => reward !== null);
+  const known = step.rows.map((row) => row.reward ?? row.judged).filter((reward) => reward !== null);
   return known.length ? known.reduce((sum, reward) => sum + reward, 0) / known.length : null;
 }
 
 function Try({ run, row, colours }) {
   const outcome = Object.values(row.outcomes)[0];
-  return html`<li><a class="try" data-item href=${link(["run", run.run, "rollout", ...row.at.split("/")])}><b class="n">${number(row.reward)}</b>
-    ${outcome && html`<${Outcome} name=${outcome} colour=${colours[outcome]} />`}${row.greedy && html`<${Tag}>greedy<//>`}
-    <span class="text">${plain(brief(row.completion, 400))}</span></a></li>`;
+  return html`<li><a class="try" data-item href=${link(["run", run.run, "rollout", ...row.at.split("/")])}><b class="n">${number(row.reward ?? row.judged)}</b>
+    <span>${outcome && html`<${Outcome} name=${outcome} colour=${colours[outcome]} />`}</span>
+    <span class="text">${row.greedy && html`<${Tag}>greedy<//> `}${plain(brief(row.completion, 400))}</span></a></li>`;
 }

@@ -1,10 +1,10 @@
 // One rollout: every token with its numbers, what the graders read, and its place among its siblings.
 import { choose, link } from "./address.js";
-import { scaleOf } from "./colours.js";
+import { baseOf, scaleOf } from "./colours.js";
 import { html, useMemo, useState } from "./dom.js";
 import { plain } from "./format.js";
 import { Answer } from "./loading.js";
-import { Choice, Empty, Legend, Visible } from "./parts.js";
+import { Choice, Empty, Legend, Select, Visible } from "./parts.js";
 import { Facts, Graders, Reading, Row, sentence } from "./rollout_facts.js";
 import { Pieces, PlainText, spansByToken, TokenText } from "./tokens.js";
 
@@ -14,11 +14,9 @@ export function RolloutView({ run, rest, query, version }) {
     ${(page) => html`<${Rollout} key=${page.row.at} run=${run.run} page=${page} query=${query} />`}<//>`;
 }
 
-const keyOf = (quantity) => quantity.name + (quantity.update === undefined ? "" : `.${quantity.update}`);
-
 function Rollout({ run, page, query }) {
   const { row, completion, quantities } = page;
-  const chosen = quantities.find((one) => keyOf(one) === query.colour) || quantities.find((one) => one.name === "advantage") || quantities[0];
+  const chosen = quantities.find((one) => one.name === query.colour) || quantities[0];
   const off = query.colour === "none";
   const quantity = off ? undefined : chosen;
   const scale = useMemo(() => quantity && scaleOf(quantity), [quantity]);
@@ -32,7 +30,7 @@ function Rollout({ run, page, query }) {
     <${Facts} page=${page} />
     <div class="reader"><div class="main"><${Prompt} page=${page} spaces=${spaces} />
       <section class="text" aria-label="completion"><div class="text-head"><h2>Completion</h2>
-        <${Controls} quantities=${quantities} chosen=${off ? "none" : quantity && keyOf(quantity)} spaces=${spaces} /></div>
+        <${Controls} quantities=${quantities} chosen=${quantity} spaces=${spaces} /></div>
         ${quantity && html`<${Legend} scale=${scale} label=${quantity.label} unit=${quantity.unit} />`}
         ${completion.length ? html`<${TokenText} pieces=${completion} values=${quantity && quantity.values} scale=${scale} spaces=${spaces} spans=${spans}
           turns=${page.turns} at=${at} onPick=${setAt} say=${(place) => sentence(page, quantity, place)} />`
@@ -49,13 +47,15 @@ function Prompt({ page, spaces }) {
 }
 
 function Controls({ quantities, chosen, spaces }) {
-  const options = [...quantities.map((one) => ({ value: keyOf(one), label: one.label + (one.update === undefined ? "" : ` ${one.update}`) })), { value: "none", label: "none" }];
-  const turn = () => {
-    const next = options[(options.findIndex((one) => one.value === chosen) + 1) % options.length];
-    choose({ colour: next.value });
-  };
-  return html`<div class="controls">${quantities.length > 0 && html`<${Choice} label="Colour" name="colour" value=${chosen} options=${options}
-      onChange=${(value) => choose({ colour: value })} />`}
+  const bases = [...new Map(quantities.map((one) => [baseOf(one.name), one])).values()]; // the last update of each
+  const options = [...bases.map((one) => ({ value: baseOf(one.name), label: one.label.split(", update")[0] })), { value: "none", label: "none" }];
+  const base = chosen ? baseOf(chosen.name) : "none";
+  const updates = quantities.filter((one) => baseOf(one.name) === base && one.update !== undefined);
+  const pick = (value) => choose({ colour: value === "none" ? value : bases.find((one) => baseOf(one.name) === value).name });
+  const turn = () => pick(options[(options.findIndex((one) => one.value === base) + 1) % options.length].value);
+  return html`<div class="controls">${quantities.length > 0 && html`<${Choice} label="Colour" name="colour" value=${base} options=${options} onChange=${pick} />`}
+    ${updates.length > 1 && html`<${Select} label="update" value=${chosen.name} onChange=${(value) => choose({ colour: value })}
+      options=${updates.map((one) => ({ value: one.name, label: String(one.update) }))} />`}
     <button type="button" class="hidden" data-key="c" tabindex="-1" aria-hidden="true" onClick=${turn}></button>
     <label class="tick"><input type="checkbox" data-key="w" checked=${spaces} onChange=${() => choose({ spaces: spaces ? "off" : "" })} />white space</label></div>`;
 }

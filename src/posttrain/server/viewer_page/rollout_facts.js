@@ -33,7 +33,7 @@ export function Reading({ page, at, chosen }) {
   return html`<section class="reading-box" aria-live="off" aria-label="token"><h2>Token ${at} <code>${tokenName(piece)}</code></h2>
     <table class="pairs"><tbody><tr><th scope="row">id</th><td class="n">${piece.id}</td></tr>
       ${!piece.sampled && html`<tr><th scope="row">given</th><td class="n">not sampled</td></tr>`}
-      ${rows.map((one) => html`<tr key=${one.name + one.update} class=${one === chosen ? "on" : ""}><th scope="row">${one.label}${one.update === undefined ? "" : ` ${one.update}`}</th>
+      ${rows.map((one) => html`<tr key=${one.name} class=${one === chosen ? "on" : ""}><th scope="row">${one.label}</th>
         <td class=${"n " + heat(one.values[at], scaleOf(one))}>${number(one.values[at], 4)}<span class="unit">${one.unit}</span></td></tr>`)}</tbody></table>
     ${alternatives.length > 0 && html`<h3>Likeliest tokens</h3><ol class="alternatives">${alternatives.map((one) => html`<li key=${one.id} class=${one.id === piece.id ? "on" : ""}>
       <code>${plain(JSON.stringify(one.text))}</code><meter min="0" max="1" value=${Math.exp(one.logprob)}></meter><span class="n">${percent(Math.exp(one.logprob))}</span></li>`)}</ol>`}</section>`;

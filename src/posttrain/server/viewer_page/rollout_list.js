@@ -4,7 +4,7 @@ import { get, pathOf } from "./api.js";
 import { outcomeColour, scaleOf } from "./colours.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { counted, number, plain } from "./format.js";
-import { Empty, Fault, Outcome, Select, Signed, Tag } from "./parts.js";
+import { Empty, Fault, Outcome, SearchField, Select, Signed, Tag } from "./parts.js";
 
 const PAGE = 100;
 const ROW_PX = 34;
@@ -111,7 +111,7 @@ function Filters({ head, query }) {
     <input type="number" step="any" value=${query[name] || ""} onChange=${set(name)} /></label>`;
   const any = FILTERS.some((name) => query[name]);
   return html`<form class="filters" onSubmit=${(event) => event.preventDefault()} aria-label="filters">
-    <label class="field grow"><span>text</span><input type="search" data-search placeholder="in the prompt or the completion ( / )" value=${query.text || ""} onChange=${set("text")} /></label>
+    <${SearchField} places="the prompt or the completion" text=${query.text} onSearch=${(text) => choose({ text })} />
     <${Select} label="outcome" options=${outcomes} value=${query.outcome || ""} onChange=${(value) => choose({ outcome: value })} />
     <${Select} label="score" options=${terms} value=${query.term || ""} onChange=${(value) => choose({ term: value, low: "", high: "" })} />
     ${query.term && html`${field("low", "from")}${field("high", "to")}`}${field("length_low", "tokens from")}${field("length_high", "to")}

@@ -1,7 +1,7 @@
 // A text token by token: colours by a quantity, numbers on hover and on focus, marks of graders, white space.
 import { heat } from "./colours.js";
 import { html, useState } from "./dom.js";
-import { plain } from "./format.js";
+import { number, plain } from "./format.js";
 import { Visible } from "./parts.js";
 
 const SHOWN = 2000;
@@ -46,9 +46,14 @@ export function TokenText({ pieces, values, scale, spaces, spans, turns, at, onP
     if (node) onPick(Number(node.dataset.at));
   };
   return html`<div class="tokens read" role="group" aria-label="completion, token by token" onMouseOver=${picked} onFocusIn=${picked} onKeyDown=${keyed}>
-    ${pieces.slice(0, limit).map((piece, place) => html`${ends.has(place) && place > 0 && html`<span class="turn" key=${"t" + place}>reply to turn ${ends.get(place)}</span>`}<span
-      key=${place} data-at=${place} tabindex=${place === at ? 0 : -1} aria-label=${say(place)} class=${classes(piece, values && values[place], scale, spans[place], place === at)}
+    ${pieces.slice(0, limit).map((piece, place) => html`${ends.has(place) && place > 0 && html`<span class="turn" key=${"t" + place}>reply to turn ${ends.get(place)}</span>`}${names(spans[place])}<span
+      key=${place} data-at=${place} data-value=${place === at && values && values[place] !== null ? number(values[place]) : undefined} tabindex=${place === at ? 0 : -1} aria-label=${say(place)} class=${classes(piece, values && values[place], scale, spans[place], place === at)}
       >${inside(piece, spaces)}</span>`)}</div><${More} total=${pieces.length} limit=${limit} setLimit=${setLimit} />`;
+}
+
+// The name of a grader's span, at its first token.
+function names(marks) {
+  return marks && marks.filter((mark) => mark.first).map(({ kind: name, span }) => html`<span class=${"mark-name " + name} data-name=${plain(`${span.function}: ${name}`)}></span>`);
 }
 
 function classes(piece, value, scale, marks, on) {

@@ -1,0 +1,226 @@
+"""The viewer in a headless Chromium: `make test-browser`; skipped, with the reason, where there is none."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from posttrain.server.viewer_routes import RunViewer
+from tests.support.browser import VARIABLE, Browser, browser, chromium
+from tests.support.hostile_texts import HOSTILE
+from tests.support.runs import command, save_tiny_model, start, tiny_recipe
+from tests.support.viewed import LEAST_CONTRAST, LOADED, OVERFLOW, VIEWS, viewing, with_texts
+
+pytestmark = pytest.mark.skipif(
+    chromium() is None, reason=f"needs Chromium: none is on the PATH, and {VARIABLE} names none"
+)
+PLANTED = Path(__file__).parents[2] / "src" / "posttrain" / "assets" / "planted-hack"
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = chromium()
+    assert program is not None
+    with browser(program, tmp_path_factory.mktemp("profile")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps by the real command, with everything kept that the viewer can show."""
+    folder = tmp_path_factory.mktemp("trained")
+    save_tiny_model(folder / "model")
+    kept = {"rollout": {"keep_alternatives": 2}, "run": {"keep_token_columns": True}}
+    ended = command("rl", tiny_recipe(folder / "one", **kept), folder=folder)
+    assert ended.code == 0, ended.err
+    return folder / "one" / "run"
+
+
+@pytest.fixture(scope="module")
+def server(run: Path) -> Iterator[RunViewer]:
+    with viewing(run, PLANTED) as made:
+        yield made
+
+
+def open_view(window: Browser, server: RunViewer, view: str, **size: int) -> None:
+    window.open(f"{server.address}&{view}", **size)
+    window.until(LOADED)
+
+
+def shown(window: Browser) -> str:
+    text: str = window.run("document.querySelector('main').innerText")
+    return text
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_opens_without_errors_and_asks_nobody_else(name: str, window: Browser, server: RunViewer) -> None:
+    window.requests.clear()
+    for width in (1200, 800):
+        open_view(window, server, VIEWS[name], width=width)
+        assert not window.run(OVERFLOW), f"wider than {width} px"
+    assert window.run("document.querySelectorAll('h1').length") == 1
+    assert window.run("location.hash.includes('token')") is False
+    asked = [each for each in window.requests if not each.startswith("data:")]
+    assert asked
+    assert all(each.startswith(f"http://127.0.0.1:{server.port}/") for each in asked)
+    assert window.said == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_text_stands_out(name: str, scheme: str, window: Browser, server: RunViewer) -> None:
+    open_view(window, server, VIEWS[name])
+    window.colours(scheme)
+    least = window.run(LEAST_CONTRAST)
+    assert least["ratio"] >= 4.5, least
+
+
+def test_everything_is_reached_by_keys(window: Browser, server: RunViewer) -> None:
+    open_view(window, server, "/")
+    for keys, expected in (
+        (["j", "Enter"], "#/run/0"),
+        (["2"], "#/run/0/rows"),
+        (["1"], "#/run/0"),
+    ):
+        for key in keys:
+            window.press(key)
+        window.until(f"location.hash === {expected!r}")
+        window.until(LOADED)
+    window.until("document.querySelector('table.steps a.open')")
+    window.run("document.querySelector('table.steps a.open').focus()")
+    down = [("Enter", "/step/1"), ("j", ""), ("Enter", "/group/rollouts/1/"), ("j", ""), ("Enter", "/rollout/rollouts/1/")]
+    for key, expected in down:
+        window.press(key)
+        window.until(f"location.hash.startsWith('#/run/0{expected}')")
+        window.until(LOADED)
+    before = window.run("location.hash")
+    window.press("j")
+    window.until(f"location.hash !== {before!r}")
+    window.press("k")
+    window.until(f"location.hash === {before!r}")
+    for expected in ("/run/0/group/rollouts/1/", "/run/0/step/1", "/run/0", "/"):
+        window.press("Backspace")
+        window.until(f"location.hash.startsWith('#{expected}')")
+    window.press("?")
+    window.until("document.querySelector('dialog[open]')")
+    window.press("Escape")
+    window.until("!document.querySelector('dialog[open]')")
+    open_view(window, server, "/run/0/problems")
+    window.press("/")
+    window.until("document.activeElement.matches('[data-search]')")
+    for key in "out/0":
+        window.press(key)
+    window.until("document.querySelectorAll('table.rows tbody tr').length === 1")
+    assert window.said == []
+
+
+def test_a_token_shows_its_numbers_on_focus_and_arrows_move_over_tokens(window: Browser, server: RunViewer) -> None:
+    open_view(window, server, VIEWS["rollout"] + "?colour=log_mu")
+    window.run("document.querySelector('[data-at=\"0\"]').focus()")
+    window.press("ArrowRight")
+    window.until("document.activeElement.dataset.at === '1'")
+    value = window.until("document.activeElement.dataset.value")
+    assert value.startswith("\u2212")  # a log-prob
+    panel = window.run("document.querySelector('.reading-box').innerText")
+    assert "Token 1" in panel
+    assert "log μ" in panel
+    assert "Likeliest tokens" in panel
+    assert "log μ" in window.run("document.activeElement.getAttribute('aria-label')")
+
+
+def test_an_address_keeps_every_choice(window: Browser, server: RunViewer) -> None:
+    open_view(window, server, "/run/0/step/1?order=worst")
+    assert window.run("document.querySelector('main select').value") == "worst"
+    open_view(window, server, VIEWS["rollout"] + "?colour=none&spaces=off")
+    assert window.run("document.querySelector('input[name=colour]:checked').value") == "none"
+    assert window.run("document.querySelectorAll('.space, .newline').length") == 0
+    window.press("w")
+    window.until("!location.hash.includes('spaces')")
+    open_view(window, server, "/run/1/rows?outcome=countdown%3Acorrect&sort=-length")
+    assert "match" in shown(window)
+    assert window.run("document.querySelectorAll('main select')[1].value") == "countdown:correct"
+
+
+def test_the_planted_hack_is_read_three_clicks_from_the_list(window: Browser, server: RunViewer) -> None:
+    open_view(window, server, "/")
+    clicks = ["a[href='#/run/1']", ".alarms .links a"]
+    for selector in clicks:
+        window.until(f"document.querySelector({selector!r})")
+        window.run(f"document.querySelector({selector!r}).click()")
+    window.until("document.querySelector('main h1')?.innerText.startsWith('Rollout')")
+    window.until("document.querySelector('.read .token')")
+
+
+def test_hostile_texts_are_shown_as_text(window: Browser, run: Path, tmp_path: Path) -> None:
+    texts = [text for name, text in HOSTILE.items() if "surrogate" not in name] + ["<b>" + "x" * 1_000_000 + "</b>"]
+    odd = with_texts(run, texts, tmp_path / os.fsdecode(b"<i>run\xff"))
+    with viewing(odd) as server:
+        for view in ("/", "/run/0", "/run/0/step/1", "/run/0/rows", "/run/0/group/rollouts/1/0", *rollouts(16)):
+            open_view(window, server, view)
+            assert window.run("document.querySelectorAll('script').length") == 5  # the page's own
+            assert window.run("document.querySelectorAll('img, iframe, meta[http-equiv], main style, b > b').length") == 0
+            assert "hacked" not in window.run("document.title")
+            assert "\u202e" not in shown(window)
+            assert window.said == []
+        open_view(window, server, "/run/0/group/rollouts/1/0")
+        assert "<script>fetch(" in shown(window)
+        assert "U+001B" in window.run("document.querySelector('main').textContent")
+
+
+def rollouts(count: int) -> list[str]:
+    return [f"/run/0/rollout/rollouts/1/{place // 4}/{place % 4}" for place in range(count)]
+
+
+def test_a_run_is_followed_while_it_is_written(window: Browser, run: Path) -> None:
+    folder = run.parents[1]
+    recipe = tiny_recipe(folder / "followed", run={"num_steps": 400}, checkpoint={"every_steps": 400})
+    written = folder / "followed" / "run"
+    training = start("rl", recipe, folder=folder)
+    training.wait_until((written / "rollouts" / "step-000003.parquet").exists)
+    try:
+        with viewing(written) as server:
+            open_view(window, server, "/run/0?from=0&to=5")
+            window.until("document.querySelectorAll('table.steps tbody tr').length >= 3")
+            before = window.run("document.querySelectorAll('table.steps tbody tr').length")
+            window.run("scrollTo(0, 200)")
+            window.run("document.querySelector('details').open = true")
+            window.until(f"document.querySelectorAll('table.steps tbody tr').length > {before}")
+            assert window.run("scrollY") == 200
+            assert window.run("document.querySelector('details').open")
+            assert "Steps 0 to 5" in shown(window)
+    finally:
+        training.process.kill()
+        training.process.join()
+    assert window.said == []
+
+
+def test_only_rows_in_sight_are_on_the_page_and_the_last_one_is_a_jump_away(window: Browser, server: RunViewer) -> None:
+    open_view(window, server, "/run/1/rows")
+    total = window.run("Number(document.querySelector('.virtual').getAttribute('aria-rowcount'))")
+    assert total > 500
+    assert window.run("document.querySelectorAll('.virtual .row').length") < 60
+    began = time.monotonic()
+    window.run("document.querySelector('.virtual').scrollTop = 1e9")
+    window.until(f"document.querySelector('[data-place=\"{total - 1}\"]')")
+    assert time.monotonic() - began < 5
+    assert window.run("document.querySelectorAll('.virtual .row').length") < 60
+
+
+def test_without_the_token_the_page_says_which_address_to_open(window: Browser, server: RunViewer) -> None:
+    window.open(f"http://127.0.0.1:{server.port}/#token=wrong")
+    window.until("document.querySelector('.fault')")
+    assert "Open the address that the terminal shows" in shown(window)
+    window.said.clear()  # the browser's own line about the 403
+
+
+def test_a_server_that_ended_is_one_line(window: Browser, run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    with viewing(copy) as server:
+        open_view(window, server, "/run/0")
+    window.run("location.hash = '#/run/0/step/2'")
+    window.until("[...document.querySelectorAll('.fault')].some(each => each.innerText.includes('posttrain view'))")
+    window.said.clear()  # the browser's own line about the connection
