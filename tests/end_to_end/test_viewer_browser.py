@@ -80,18 +80,20 @@ def test_every_text_stands_out(name: str, scheme: str, window: Browser, server: 
 
 def test_everything_is_reached_by_keys(window: Browser, server: RunViewer) -> None:
     open_view(window, server, "/")
-    for keys, expected in (
-        (["j", "Enter"], "#/run/0"),
-        (["2"], "#/run/0/rows"),
-        (["1"], "#/run/0"),
-    ):
+    for keys, expected in ((["j", "Enter"], "#/run/0"), (["2"], "#/run/0/rows"), (["1"], "#/run/0")):
         for key in keys:
             window.press(key)
         window.until(f"location.hash === {expected!r}")
         window.until(LOADED)
     window.until("document.querySelector('table.steps a.open')")
     window.run("document.querySelector('table.steps a.open').focus()")
-    down = [("Enter", "/step/1"), ("j", ""), ("Enter", "/group/rollouts/1/"), ("j", ""), ("Enter", "/rollout/rollouts/1/")]
+    down = [
+        ("Enter", "/step/1"),
+        ("j", ""),
+        ("Enter", "/group/rollouts/1/"),
+        ("j", ""),
+        ("Enter", "/rollout/rollouts/1/"),
+    ]
     for key, expected in down:
         window.press(key)
         window.until(f"location.hash.startsWith('#/run/0{expected}')")
@@ -161,7 +163,9 @@ def test_hostile_texts_are_shown_as_text(window: Browser, run: Path, tmp_path: P
         for view in ("/", "/run/0", "/run/0/step/1", "/run/0/rows", "/run/0/group/rollouts/1/0", *rollouts(16)):
             open_view(window, server, view)
             assert window.run("document.querySelectorAll('script').length") == 5  # the page's own
-            assert window.run("document.querySelectorAll('img, iframe, meta[http-equiv], main style, b > b').length") == 0
+            assert (
+                window.run("document.querySelectorAll('img, iframe, meta[http-equiv], main style, b > b').length") == 0
+            )
             assert "hacked" not in window.run("document.title")
             assert "\u202e" not in shown(window)
             assert window.said == []

@@ -27,25 +27,29 @@ VIEWS = {
     "compare": "/compare?a=0&b=1",
 }
 """Addresses behind `#` of every view."""
-LOADED = "document.querySelector('main h1, main .empty') && !document.querySelector('main .skeleton, main .row > .bone')"
+LOADED = (
+    "document.querySelector('main h1, main .empty') && !document.querySelector('main .skeleton, main .row > .bone')"
+)
 """True in the page once it has its answers."""
 OVERFLOW = "document.documentElement.scrollWidth > innerWidth"
 LEAST_CONTRAST = """
 (() => {
   const pixel = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0);
+  const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  const luminance = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
   const over = (colours) => {
     for (const colour of colours) { pixel.fillStyle = colour; pixel.fillRect(0, 0, 1, 1); }
-    return light(pixel.getImageData(0, 0, 1, 1).data);
+    return luminance(pixel.getImageData(0, 0, 1, 1).data);
   };
-  const found = [...document.querySelectorAll("body *")].filter((node) => node.checkVisibility() && !node.closest("svg, .u-wrap, select, option")
-    && [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim()) && node.getBoundingClientRect().width > 2);
+  const has_text = (node) => [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+  const found = [...document.querySelectorAll("body *")].filter((node) => node.checkVisibility() && has_text(node)
+    && !node.closest("svg, .u-wrap, select, option") && node.getBoundingClientRect().width > 2);
   const ratios = found.map((node) => {
     const chain = [];
     for (let at = node; at; at = at.parentElement) chain.unshift(getComputedStyle(at).backgroundColor);
     const [below, text] = [over(["white", ...chain]), over(["white", ...chain, getComputedStyle(node).color])];
-    return { ratio: (Math.max(below, text) + 0.05) / (Math.min(below, text) + 0.05), text: node.textContent.slice(0, 40), name: node.className };
+    const ratio = (Math.max(below, text) + 0.05) / (Math.min(below, text) + 0.05);
+    return { ratio, text: node.textContent.slice(0, 40), name: node.className };
   });
   return ratios.sort((a, b) => a.ratio - b.ratio)[0];
 })()

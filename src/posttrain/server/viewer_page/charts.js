@@ -21,6 +21,16 @@ function aligned(lines) {
   return { steps, spread };
 }
 
+// A line of the right axis is dashed.
+function dashOf(line) {
+  return line.dash || (line.axis === "right" ? [4, 3] : undefined);
+}
+
+function pattern(dash) {
+  if (!dash) return "";
+  return dash[0] > 3 ? "dashed" : "dotted";
+}
+
 function asLines(lines) {
   const { steps, spread } = aligned(lines);
   const data = [steps];
@@ -29,7 +39,7 @@ function asLines(lines) {
   lines.forEach((line, place) => {
     const colour = line.colour || lineColour(place);
     data.push(spread(line, line.values));
-    series.push({ colour, scale: line.axis === "right" ? "right" : "y", width: 1.6, points: { show: line.steps.length < 25, size: 5 }, dash: line.dash || (line.axis === "right" ? [4, 3] : undefined) });
+    series.push({ colour, scale: line.axis === "right" ? "right" : "y", width: 1.6, points: { show: line.steps.length < 25, size: 5 }, dash: dashOf(line) });
     if (!line.low || !line.high || !line.low.some((value) => value !== null)) return;
     data.push(spread(line, line.high), spread(line, line.low));
     series.push({ edge: true, scale: "y" }, { edge: true, scale: "y" });
@@ -163,7 +173,7 @@ export function Chart({ title, unit, lines, stacked, percents, range, marks = []
   return html`<figure class="chart"><figcaption ref=${head}>
       <h3>${title}${unit && html`<span class="unit">${unit}</span>`}</h3>
       <span class="readings">${lines.map((line, place) => html`<span class="reading" key=${line.name}>
-        <i class=${"dot " + (line.colour || lineColour(place))}></i>${lines.length > 1 && words(line.name)} <b></b></span>`)}</span>
+        <i class=${`${stacked ? "dot" : "stroke"} ${line.colour || lineColour(place)} ${pattern(dashOf(line))}`}></i>${lines.length > 1 && words(line.name)} <b></b></span>`)}</span>
     </figcaption><div class="plot" ref=${box} role="img" aria-label=${spoken(title, lines, percents)}></div></figure>`;
 }
 
