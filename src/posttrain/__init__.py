@@ -8,6 +8,7 @@
 `posttrain.reward_function(solved, weight=0.5)` gives it a weight.  A model object is given as
 `train(config, policy=posttrain.as_policy(model, tokenizer))`; `Task`, `Engine`, `Algorithm` and `Watcher` say what your
 objects need; an `Environment` makes a `Reply` to each turn of a completion.
+`open_run` opens the folder of a run, whose completions are `run.rollouts()` and `run.to_pandas()`.
 `steps` is `train` one step at a time, `generate` samples outside any run, and
 `posttrain.course` has the functions of a course.  Importing this module loads nothing heavy: each name is loaded when
 it is first used.
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from posttrain.rewards.grading.answers import ProcessReward as ProcessReward, Span as Span
     from posttrain.rewards.grading.function import reward_function as reward_function
     from posttrain.rewards.model import RewardModel as RewardModel, RewardModelEnsemble as RewardModelEnsemble
-    from posttrain.runs.reports import Run as Run
+    from posttrain.runs.reports import Run as Run, open_run as open_run
     from posttrain.runs.watchers import Watcher as Watcher
     from posttrain.tasks.base import Probe as Probe, Reading as Reading, Task as Task
     from posttrain.training.dpo.dpo_run import train_dpo as train_dpo
@@ -73,7 +74,7 @@ NAMES = {
     "posttrain.rewards.grading.answers": "ProcessReward Span",
     "posttrain.rewards.grading.function": "reward_function",
     "posttrain.rewards.model": "RewardModel RewardModelEnsemble",
-    "posttrain.runs.reports": "Run",
+    "posttrain.runs.reports": "Run open_run",
     "posttrain.runs.watchers": "Watcher",
     "posttrain.tasks.base": "Probe Reading Task",
     "posttrain.training.dpo.dpo_run": "train_dpo",

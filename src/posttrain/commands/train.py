@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -10,6 +11,7 @@ from typing import Any
 from posttrain.commands.arguments import INTERRUPTED, TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec, asks_help
 from posttrain.commands.start_ranks import run_ranks, starts_ranks
+from posttrain.commands.view import viewer_beside
 from posttrain.config import Config, DpoConfig, IrlConfig, RewardModelConfig, SftConfig, TrainingConfig
 from posttrain.errors import UserError
 from posttrain.options.bounds import NonNegativeInt
@@ -42,6 +44,8 @@ class RlSwitches(TrainingSwitches):
     show_prompts: NonNegativeInt = 0
     """Show this many prompts as the model reads them, and train nothing; with --dry-run also its answers and their
     rewards."""
+    view: bool = False
+    """Show the run in a browser while it goes on, as `posttrain view` does; the address is printed."""
 
 
 PROGRAMS = {
@@ -121,7 +125,9 @@ def run_training(command: str, arguments: Sequence[str]) -> int:
             getattr(functions, show)(config, **more)
             return 0
         start = {"from_step": switches.from_step, "accept_changes": switches.accept_changes}
-        run = getattr(functions, train)(config, resume=bool(folder), **start, **more)
+        shown = isinstance(switches, RlSwitches) and switches.view and leads()
+        with viewer_beside(config.run.folder) if shown else nullcontext():
+            run = getattr(functions, train)(config, resume=bool(folder), **start, **more)
         return INTERRUPTED if run.interrupted and leads() else 0
 
 

@@ -1,9 +1,12 @@
 """`posttrain view`: look at runs in a browser on this machine."""
 
 import os
+import shlex
+import subprocess
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +63,46 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def beside(folder: str) -> None:
+    """Serve one run, which may not have begun, until standard input ends: with the process that has the other end."""
+    from posttrain.server.viewer_routes import RunViewer
+    from posttrain.viewer.viewer_answers import OpenedRuns
+
+    with RunViewer(OpenedRuns.of([Path(folder)])).in_thread() as server:
+        print(server.address, flush=True)
+        if has_display():
+            webbrowser.open(server.address)
+        sys.stdin.read()
+
+
+@contextmanager
+def viewer_beside(folder: str) -> Iterator[None]:
+    """A viewer of a run in a process of its own, which ends with the block or with this process.
+
+    It has its own session: Ctrl-C reaches the run only, which then saves its step.
+    """
+    with serve_extra("posttrain rl --view"):
+        import uvicorn  # noqa: F401, so that it is missed here and not in the other process
+    command = [sys.executable, "-m", "posttrain.commands.view", folder]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        address = process.stdout.readline().strip()
+        print(f"viewer       {address or 'did not start; the run goes on'}", flush=True)
+        yield
+    finally:
+        process.stdin.close()
+        process.wait()
+        print(f"look again   {shlex.join(['posttrain', 'view', folder])}", flush=True)
+
+
 def has_display() -> bool:
     """Whether a browser would have somewhere to appear."""
     return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+if __name__ == "__main__":
+    beside(sys.argv[1])

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -29,6 +30,8 @@ from posttrain.runs.run_inputs import FILE as INPUTS, RunInputs
 LOCK = ".posttrain.lock"
 """Held by the writer while it lives; it also marks a folder as one that posttrain made and may clear."""
 FORMAT = "format"
+LOOK_SECONDS = 0.02
+"""Between two tries to lock a folder."""
 WEIGHTS = "weights"
 """Folder of files for engines elsewhere; only while a run is going on."""
 VERSION = 2
@@ -238,7 +241,14 @@ def lock_folder(path: Path) -> int:
     with writing(path, path):
         descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for tries_left in (2, 1, 0):  # a viewer that looks whether there is a writer holds it for microseconds
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not tries_left:
+                    raise
+                time.sleep(LOOK_SECONDS)
     except BlockingIOError:
         writer = os.read(descriptor, 32).decode().strip() or "just started"
         os.close(descriptor)

@@ -1,18 +1,26 @@
 """Reports for watchers: of a step, an evaluation, a checkpoint and the end; and summary.json, for other programs."""
 
+import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, SupportsFloat, SupportsIndex
+from typing import TYPE_CHECKING, Literal, SupportsFloat, SupportsIndex
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from posttrain.errors import RunError
 from posttrain.options.model import run_model
 from posttrain.records import Grades, Group, Preference
+from posttrain.runs.folder import require_run_folder
+from posttrain.runs.rollout_tables import Kept, pandas_frame, rollout_table
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow as pa
 
 Metrics = Mapping[str, float]
 
@@ -150,6 +158,34 @@ class Run:
     def model_folder(self) -> Path:
         """The trained model, for `from_pretrained` and `posttrain chat`; or its adapter if only that was saved."""
         return run_model(self.folder)
+
+    def rollouts(
+        self, kept: Kept = "rollouts", *, steps: Collection[int] | None = None, columns: Sequence[str] | None = None
+    ) -> "pa.Table":
+        """Every completion of the run as a pyarrow table; docs/run_folder.md lists its columns.
+
+        `steps` and `columns` choose what is read.  `kept="evaluations"` has the held-out completions.
+        """
+        return rollout_table(self.folder, kept, steps=steps, columns=columns)
+
+    def to_pandas(
+        self, kept: Kept = "rollouts", *, steps: Collection[int] | None = None, columns: Sequence[str] | None = None
+    ) -> "pandas.DataFrame":
+        """The same as a pandas frame.  Raises UserError where pandas is not installed."""
+        return pandas_frame(self.rollouts(kept, steps=steps, columns=columns))
+
+
+def open_run(folder: str | Path) -> Run:
+    """The run in a folder, finished or not, to look at.  Raises UserError for another folder."""
+    folder = Path(folder)
+    require_run_folder(folder)
+    file, summary = folder / "summary.json", dict[str, object]()
+    if file.is_file():
+        try:
+            summary = json.loads(file.read_bytes())
+        except ValueError as error:
+            raise RunError(f"{file}: damaged: not JSON ({error}).  Restore the file or delete it.") from error
+    return Run(folder=folder, summary=summary, interrupted=not summary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
