@@ -1,6 +1,6 @@
 """The viewer in a headless Chromium: `make test-browser`; skipped, with the reason, where there is none."""
 
-import os
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -58,6 +58,7 @@ def shown(window: Browser) -> str:
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_opens_without_errors_and_asks_nobody_else(name: str, window: Browser, server: RunViewer) -> None:
     window.requests.clear()
+    window.said.clear()
     for width in (1200, 800):
         open_view(window, server, VIEWS[name], width=width)
         assert not window.run(OVERFLOW), f"wider than {width} px"
@@ -83,9 +84,8 @@ def test_everything_is_reached_by_keys(window: Browser, server: RunViewer) -> No
     for keys, expected in ((["j", "Enter"], "#/run/0"), (["2"], "#/run/0/rows"), (["1"], "#/run/0")):
         for key in keys:
             window.press(key)
-        window.until(f"location.hash === {expected!r}")
-        window.until(LOADED)
-    window.until("document.querySelector('table.steps a.open')")
+        window.until(f"location.hash === {expected!r} && !!document.querySelector('.tabs') && {LOADED}")
+    window.until("!!document.querySelector('table.steps a.open')")
     window.run("document.querySelector('table.steps a.open').focus()")
     down = [
         ("Enter", "/step/1"),
@@ -100,14 +100,14 @@ def test_everything_is_reached_by_keys(window: Browser, server: RunViewer) -> No
         window.until(LOADED)
     before = window.run("location.hash")
     window.press("j")
-    window.until(f"location.hash !== {before!r}")
+    window.until(f"location.hash !== {before!r} && {LOADED}")
     window.press("k")
     window.until(f"location.hash === {before!r}")
     for expected in ("/run/0/group/rollouts/1/", "/run/0/step/1", "/run/0", "/"):
         window.press("Backspace")
         window.until(f"location.hash.startsWith('#{expected}')")
     window.press("?")
-    window.until("document.querySelector('dialog[open]')")
+    window.until("!!document.querySelector('dialog[open]')")
     window.press("Escape")
     window.until("!document.querySelector('dialog[open]')")
     open_view(window, server, "/run/0/problems")
@@ -120,7 +120,7 @@ def test_everything_is_reached_by_keys(window: Browser, server: RunViewer) -> No
 
 
 def test_a_token_shows_its_numbers_on_focus_and_arrows_move_over_tokens(window: Browser, server: RunViewer) -> None:
-    open_view(window, server, VIEWS["rollout"] + "?colour=log_mu")
+    open_view(window, server, VIEWS["rollout"] + "?colour=logprobs")
     window.run("document.querySelector('[data-at=\"0\"]').focus()")
     window.press("ArrowRight")
     window.until("document.activeElement.dataset.at === '1'")
@@ -150,17 +150,30 @@ def test_the_planted_hack_is_read_three_clicks_from_the_list(window: Browser, se
     open_view(window, server, "/")
     clicks = ["a[href='#/run/1']", ".alarms .links a"]
     for selector in clicks:
-        window.until(f"document.querySelector({selector!r})")
+        window.until(f"!!document.querySelector({selector!r})")
         window.run(f"document.querySelector({selector!r}).click()")
-    window.until("document.querySelector('main h1')?.innerText.startsWith('Rollout')")
-    window.until("document.querySelector('.read .token')")
+    window.until("!!document.querySelector('main h1')?.innerText.startsWith('Rollout')")
+    window.until("!!document.querySelector('.read .token')")
 
 
 def test_hostile_texts_are_shown_as_text(window: Browser, run: Path, tmp_path: Path) -> None:
-    texts = [text for name, text in HOSTILE.items() if "surrogate" not in name] + ["<b>" + "x" * 1_000_000 + "</b>"]
-    odd = with_texts(run, texts, tmp_path / os.fsdecode(b"<i>run\xff"))
+    texts = [
+        "\n".join(text for name, text in HOSTILE.items() if "surrogate" not in name),
+        "<b>" + "x " * 500_000 + "</b>",
+    ]
+    odd = with_texts(run, texts, tmp_path / "<i>run")
+    alarm = {"step": 1, "alarm": "<b>odd</b>", "says": "half \ud800 of a pair", "transcript": texts[0]}
+    (odd / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
     with viewing(odd) as server:
-        for view in ("/", "/run/0", "/run/0/step/1", "/run/0/rows", "/run/0/group/rollouts/1/0", *rollouts(16)):
+        group = "/run/0/group/rollouts/1/0"
+        for view in (
+            "/",
+            "/run/0",
+            "/run/0/step/1",
+            "/run/0/rows",
+            group,
+            *(f"/run/0/rollout/rollouts/1/0/{at}" for at in (0, 1)),
+        ):
             open_view(window, server, view)
             assert window.run("document.querySelectorAll('script').length") == 5  # the page's own
             assert (
@@ -169,13 +182,11 @@ def test_hostile_texts_are_shown_as_text(window: Browser, run: Path, tmp_path: P
             assert "hacked" not in window.run("document.title")
             assert "\u202e" not in shown(window)
             assert window.said == []
-        open_view(window, server, "/run/0/group/rollouts/1/0")
-        assert "<script>fetch(" in shown(window)
-        assert "U+001B" in window.run("document.querySelector('main').textContent")
-
-
-def rollouts(count: int) -> list[str]:
-    return [f"/run/0/rollout/rollouts/1/{place // 4}/{place % 4}" for place in range(count)]
+        open_view(window, server, group)
+        for expected in ("<script>fetch('/vote', {method: 'POST'})</script>", "U+001B", "U+202E", "U+0000", "<b>x x"):
+            assert expected in window.run("document.querySelector('main').textContent")
+        open_view(window, server, "/run/0")
+        assert "half [U+D800] of a pair" in shown(window)
 
 
 def test_a_run_is_followed_while_it_is_written(window: Browser, run: Path) -> None:
@@ -208,14 +219,14 @@ def test_only_rows_in_sight_are_on_the_page_and_the_last_one_is_a_jump_away(wind
     assert window.run("document.querySelectorAll('.virtual .row').length") < 60
     began = time.monotonic()
     window.run("document.querySelector('.virtual').scrollTop = 1e9")
-    window.until(f"document.querySelector('[data-place=\"{total - 1}\"]')")
+    window.until(f"!!document.querySelector('[data-place=\"{total - 1}\"]')")
     assert time.monotonic() - began < 5
     assert window.run("document.querySelectorAll('.virtual .row').length") < 60
 
 
 def test_without_the_token_the_page_says_which_address_to_open(window: Browser, server: RunViewer) -> None:
     window.open(f"http://127.0.0.1:{server.port}/#token=wrong")
-    window.until("document.querySelector('.fault')")
+    window.until("!!document.querySelector('.fault')")
     assert "Open the address that the terminal shows" in shown(window)
     window.said.clear()  # the browser's own line about the 403
 

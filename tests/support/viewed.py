@@ -28,7 +28,8 @@ VIEWS = {
 }
 """Addresses behind `#` of every view."""
 LOADED = (
-    "document.querySelector('main h1, main .empty') && !document.querySelector('main .skeleton, main .row > .bone')"
+    "!!document.querySelector('main h1, main .empty') &&"
+    " !document.querySelector('main .skeleton, main .row > .bone, [inert]')"
 )
 """True in the page once it has its answers."""
 OVERFLOW = "document.documentElement.scrollWidth > innerWidth"

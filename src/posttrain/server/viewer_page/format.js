@@ -61,13 +61,17 @@ export function brief(text, length = 120) {
 const UNSEEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]|\udb40[\udc00-\udfff]/;
 
-// [{text, kind: "text" | "unseen" | "space" | "tab" | "newline"}], in order; joined, the texts of kind "text", "space",
-// "tab" and "newline" are the original.
-export function visibleParts(text) {
-  return text.split(new RegExp(`(${UNSEEN.source}| |\\t|\\n)`)).filter((part) => part !== "").map((part) => ({
-    text: UNSEEN.test(part) ? code(part) : part,
-    kind: UNSEEN.test(part) ? "unseen" : { " ": "space", "\t": "tab", "\n": "newline" }[part] || "text",
-  }));
+const UNSEEN_OR_SPACE = new RegExp(`(${UNSEEN.source}| |\\t|\\n)`);
+const ONLY_UNSEEN = new RegExp(`(${UNSEEN.source})`);
+const SPACES = { " ": "space", "\t": "tab", "\n": "newline" };
+
+// [{text, kind: "text" | "unseen" | "space" | "tab" | "newline"}], in order; with `spaces` false, spaces are in the texts.
+export function visibleParts(text, spaces) {
+  const parts = text.split(spaces ? UNSEEN_OR_SPACE : ONLY_UNSEEN).filter((part) => part !== "");
+  return parts.map((part) => {
+    const unseen = part.length <= 2 && UNSEEN.test(part);
+    return { text: unseen ? code(part) : part, kind: unseen ? "unseen" : (spaces && SPACES[part]) || "text" };
+  });
 }
 
 function code(character) {
@@ -76,5 +80,5 @@ function code(character) {
 
 // A text on one or more lines with what is unseen written out: for titles, labels and cells of tables.
 export function plain(text) {
-  return visibleParts(String(text)).map((part) => (part.kind === "unseen" ? `[${part.text}]` : part.text)).join("");
+  return visibleParts(String(text), false).map((part) => (part.kind === "unseen" ? `[${part.text}]` : part.text)).join("");
 }

@@ -31,7 +31,7 @@ function Group({ run, page, query }) {
       <nav class="near" aria-label="other groups">${near("previous")}${near("next")}</nav></div>
     <p class="note"><a href=${link(["run", run, "problem", page.prompt_id])}>${plain(page.prompt_id)}</a> · ${counted(rollouts.length, "completion")}</p>
     <section class="text" aria-label="prompt"><h2>Prompt</h2>${page.prompt.length ? html`<${Pieces} pieces=${page.prompt} spaces=${false} />`
-      : html`<div class="tokens"><${Visible} text=${page.prompt_text} spaces=${false} /></div>`}</section>
+      : html`<${PlainText} text=${page.prompt_text} spaces=${false} />`}</section>
     <div class="bar"><${Select} label="order" value=${query.order || ""} onChange=${(value) => choose({ order: value })}
       options=${Object.entries(ORDERS).map(([value, [label]]) => ({ value, label }))} />
       <span class="note"><i class="sample-parts" aria-hidden="true"></i> the first token that differs from most others; the part before it is grey</span></div>

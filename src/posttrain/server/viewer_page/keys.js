@@ -54,7 +54,7 @@ function move(by) {
 
 function follow(side) {
   const found = document.querySelector(`a[rel=${side}]`);
-  if (!found) return false;
+  if (!found || found.closest("[inert]")) return false;
   found.click();
   return true;
 }

@@ -40,12 +40,15 @@ export function useAnswer(path, version = 0) {
 
 // Shows `children(data)` once there is an answer, and one quiet line where there is an error.
 export function Answer({ path, version, lines = 6, children }) {
-  const { data, error } = useAnswer(path, version);
-  if (error && !data) return html`<${Fault} text=${error} />`;
+  const { data: found, error, stale } = useAnswer(path, version);
+  const before = useRef(undefined);
+  if (found) before.current = found;
+  if (error && !found) return html`<${Fault} text=${error} />`;
+  const data = found || (stale && before.current); // the page before this one, until its successor is here
   if (!data) return html`<${Skeleton} lines=${lines} />`;
   const faults = [...(error ? [error] : []), ...(data.faults || [])];
   const onlyFaults = Object.keys(data).join() === "faults"; // a file that cannot be read has nothing else
-  return html`${faults.map((text) => html`<${Fault} text=${text} />`)}${!onlyFaults && children(data)}`;
+  return html`<div class="answer" inert=${!found}>${faults.map((text) => html`<${Fault} text=${text} />`)}${!onlyFaults && children(data)}</div>`;
 }
 
 const POLL_MS = 2000;

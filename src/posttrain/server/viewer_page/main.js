@@ -87,7 +87,7 @@ function Header({ parts, run, runs }) {
       >${tab.label}</a>`)}</nav>`}
     <dialog ref=${keys} class="keys" aria-label="keys" onKeyDown=${(event) => event.key === "?" && keys.current.close()}>
       <h2>Keys</h2><dl>${shown.map(([key, does]) => html`<dt key=${key}>${key.split("  ").map((one) => html`<kbd>${one}</kbd>`)}</dt><dd>${does}</dd>`)}</dl>
-      <form method="dialog"><button autofocus>Close</button></form></dialog></header>`;
+      <form method="dialog"><button>Close</button></form></dialog></header>`;
 }
 
 function skip(event) {

@@ -15,7 +15,7 @@ export function StepTable({ run, version }) {
 
 function Table({ run, steps }) {
   const [limit, setLimit] = useState(SHOWN);
-  const scale = scaleOf({ name: "value" });
+  const scale = scaleOf({ name: "reward" });
   return html`<div class="scroll tall"><table class="rows steps"><thead><tr><th>step</th><th class="n">reward</th><th class="n">held-out</th>
     <th class="n">rollouts</th><th class="n">groups</th><th class="n">without signal</th><th class="n">replaced</th><th class="n">length</th></tr></thead>
     <tbody>${steps.slice(0, limit).map((row) => html`<tr key=${row.step} onClick=${() => go(link(["run", run, "step", row.step]))}>

@@ -50,7 +50,9 @@ export function Choice({ label, name, options, value, onChange }) {
   </fieldset>`;
 }
 
-export function Select({ label, options, value, onChange }) {
+// A value that is not among the options, such as an outcome of rows that were not read yet, stays chosen.
+export function Select({ label, options: offered, value, onChange }) {
+  const options = offered.some((option) => option.value === value) ? offered : [...offered, { value, label: plain(value) }];
   return html`<label class="field"><span>${label}</span>
     <select value=${value} onChange=${(event) => onChange(event.target.value)}>
       ${options.map((option) => html`<option value=${option.value} selected=${option.value === value}>${option.label}</option>`)}
@@ -75,11 +77,11 @@ export function SearchField({ places, text = "", onSearch }) {
 
 // A text with white space and unseen characters marked, always as text.
 export function Visible({ text, spaces = true }) {
-  return visibleParts(text).map((part) => {
+  return visibleParts(text, spaces).map((part) => {
     if (part.kind === "unseen") return html`<span class="unseen" title="a character that is not seen">${part.text}</span>`;
-    if (part.kind === "newline" && spaces) return html`<span class="newline" aria-hidden="true"></span>${"\n"}`;
-    if (part.kind === "space" && spaces) return html`<span class="space"> </span>`;
-    if (part.kind === "tab" && spaces) return html`<span class="tab">${"\t"}</span>`;
+    if (part.kind === "newline") return html`<span class="newline" aria-hidden="true"></span>${"\n"}`;
+    if (part.kind === "space") return html`<span class="space"> </span>`;
+    if (part.kind === "tab") return html`<span class="tab">${"\t"}</span>`;
     return part.text;
   });
 }

@@ -8,6 +8,7 @@ import { brief, counted, number, percent, plain } from "./format.js";
 import { Answer } from "./loading.js";
 import { Empty, Outcome, SearchField, Tag } from "./parts.js";
 import { ShareCells } from "./strips.js";
+import { PlainText } from "./tokens.js";
 
 const SHOWN = 200;
 
@@ -47,7 +48,7 @@ function Problem({ run, page }) {
   const colours = useMemo(() => outcomeColours(new Set(page.steps.flatMap((step) => step.rows.flatMap((row) => Object.values(row.outcomes))))), [page]);
   const line = { name: "reward", steps: page.steps.map((step) => step.step), values: page.steps.map(meanReward), low: [], high: [] };
   const open = (step) => document.getElementById(`at-${step}`)?.scrollIntoView({ block: "start", behavior: "smooth" });
-  return html`<h1 tabindex="-1">${plain(page.prompt_id)}</h1><section class="text" aria-label="prompt"><pre class="asked">${plain(page.prompt)}</pre></section>
+  return html`<h1 tabindex="-1">${plain(page.prompt_id)}</h1><section class="text" aria-label="prompt"><${PlainText} text=${page.prompt} spaces=${false} /></section>
     ${page.columns && html`<details><summary>Row of the data set</summary><pre class="code">${plain(page.columns)}</pre></details>`}
     ${page.steps.length > 1 && html`<section class="panels one"><${Chart} title="Mean reward" lines=${[line]} sync="problem" onOpen=${open} /></section>`}
     <p class="key">${Object.entries(colours).map(([name, colour]) => html`<${Outcome} key=${name} name=${name} colour=${colour} />`)}</p>

@@ -4,7 +4,7 @@ import { baseOf, scaleOf } from "./colours.js";
 import { html, useMemo, useState } from "./dom.js";
 import { plain } from "./format.js";
 import { Answer } from "./loading.js";
-import { Choice, Empty, Legend, Select, Visible } from "./parts.js";
+import { Choice, Empty, Legend, Select } from "./parts.js";
 import { Facts, Graders, Reading, Row, sentence } from "./rollout_facts.js";
 import { Pieces, PlainText, spansByToken, TokenText } from "./tokens.js";
 
@@ -41,7 +41,7 @@ function Rollout({ run, page, query }) {
 
 function Prompt({ page, spaces }) {
   return html`<section class="text" aria-label="prompt"><h2>Prompt</h2>
-    ${page.prompt.length ? html`<${Pieces} pieces=${page.prompt} spaces=${spaces} />` : html`<div class="tokens"><${Visible} text=${page.prompt_text} spaces=${spaces} /></div>`}
+    ${page.prompt.length ? html`<${Pieces} pieces=${page.prompt} spaces=${spaces} />` : html`<${PlainText} text=${page.prompt_text} spaces=${spaces} />`}
     ${page.prefill && html`<p class="note">The last ${page.prefill.length} characters are a prefill, and graded with the completion:
       <code>${plain(page.prefill)}</code></p>`}</section>`;
 }

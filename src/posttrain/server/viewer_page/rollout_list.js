@@ -4,7 +4,7 @@ import { get, pathOf } from "./api.js";
 import { outcomeColour, scaleOf } from "./colours.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { counted, number, plain } from "./format.js";
-import { Empty, Fault, Outcome, SearchField, Select, Signed, Tag } from "./parts.js";
+import { Empty, Fault, Outcome, SearchField, Select, Signed, Skeleton, Tag } from "./parts.js";
 
 const PAGE = 100;
 const ROW_PX = 34;
@@ -56,7 +56,7 @@ export function RolloutList({ run, source, step, query, version, tall }) {
   }
   return html`<${Filters} head=${head} query=${query} />${head && (head.faults || []).map((text) => html`<${Fault} text=${text} />`)}
     ${head && !head.failed && html`<p class="note" role="status">${told(head)}</p>`}
-    ${head && head.done && !matches ? html`<${Empty}>No rollout matches these choices.<//>` : html`<div class=${"virtual" + (tall ? " tall" : "")} ref=${box}
+    ${!head && html`<${Skeleton} lines=${10} />`}${head && head.done && !matches ? html`<${Empty}>No rollout matches these choices.<//>` : html`<div class=${"virtual" + (tall ? " tall" : "")} ref=${box}
       data-scroller onScroll=${noted} role="table" aria-rowcount=${matches} aria-label="rollouts"><${Titles} oneStep=${step !== undefined} /><div role="rowgroup" style=${{ height: matches * ROW_PX + "px" }}>${rows}</div></div>`}`;
 }
 
