@@ -29,18 +29,19 @@ def rollout_table(
     if not wanted:
         some = "" if steps is None else f" of the steps {', '.join(map(str, steps))}"
         raise UserError(f"{run / kept}: there is no file{some}.  Name the folder of a run that has one.")
-    tables = []
+    tables, known = [], dict[str, None]()
     for file in wanted:
         try:
-            names = None if columns is None else [name for name in pq.read_schema(file).names if name in columns]
+            held = pq.read_schema(file).names
+            known |= dict.fromkeys(held)
+            names = None if columns is None else [name for name in columns if name in held]
             tables.append(pq.read_table(file, columns=names))
         except (pa.ArrowException, OSError) as error:
             says = (str(error).splitlines() or [""])[0]
             remedy = "Leave its step out by `steps`, or repair the file."
             raise RunError(f"{file}: damaged, or still being written ({says}).  {remedy}") from error
-    known = {name for table in tables for name in table.column_names}
     if missing := [name for name in columns or () if name not in known]:
-        raise UserError(f"{run / kept}: no file has the column `{missing[0]}`.  There are: {', '.join(sorted(known))}.")
+        raise UserError(f"{run / kept}: no file has the column `{missing[0]}`.  There are: {', '.join(known)}.")
     return pa.concat_tables(tables, promote_options="permissive")
 
 

@@ -9,6 +9,7 @@ import json
 import secrets
 import threading
 from http import HTTPStatus
+from importlib import import_module
 from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
@@ -66,6 +67,8 @@ class RunViewer(HttpServer):
             route("GET", "/api/{path:path}", access.checked(self.api)),
         ]
         super().__init__(application(routes), bound, headers=HEADERS)
+        # Loaded while the browser opens, and not in the first answer.
+        threading.Thread(target=import_module, args=("pyarrow.compute",), daemon=True).start()
 
     @property
     def address(self) -> str:

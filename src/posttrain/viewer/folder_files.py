@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_ISREG
 from typing import Generic, TypeVar
 
 from posttrain.runs.progress import visible
@@ -56,7 +57,7 @@ def stamp(path: Path) -> Stamp | None:
         found = path.stat()
     except OSError:
         return None
-    return (found.st_size, found.st_mtime_ns, found.st_ino) if path.is_file() else None
+    return (found.st_size, found.st_mtime_ns, found.st_ino) if S_ISREG(found.st_mode) else None
 
 
 class WholeFile(Generic[Content]):

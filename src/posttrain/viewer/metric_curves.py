@@ -28,6 +28,8 @@ class Panel:
     drawn: tuple[Drawn, ...]
     scale: Literal["linear", "share", "log"] = "linear"
     instead: bool = False
+    hides_zero: bool = False
+    """Whether it is left out while all its numbers are 0."""
 
 
 PANELS = (
@@ -101,7 +103,8 @@ def panels(records: Records) -> list[Curves]:
     found: list[Curves] = []
     for panel in PANELS:
         lines = [line for each in panel.drawn if (line := line_of(records, each)) is not None]
-        if panel.name != left_out and any(value for line in lines for value in line["values"]):
+        says = lines and (not panel.hides_zero or any(value for line in lines for value in line["values"]))
+        if says and panel.name != left_out:
             shown = lines[:1] if panel.instead else lines
             found.append(Curves(panel=panel.name, unit=panel.unit, scale=panel.scale, lines=shown))
     return found

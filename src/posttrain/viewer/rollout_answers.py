@@ -137,7 +137,7 @@ class GroupRollout(TypedDict):
     greedy: bool
     pieces: list[Piece]
     text: str
-    """The completion, where there is no tokenizer."""
+    """The beginning of the completion, for where there is no tokenizer."""
     parts_at: int
     """The first token at which it leaves what most of those that agree with it so far say; its length if never."""
 

@@ -1,9 +1,9 @@
 """One rollout, token by token: pieces, a number of each, the likeliest alternatives, and what graders read."""
 
 import json
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from posttrain.rewards.parsing.tags import THINK
@@ -15,6 +15,8 @@ from posttrain.viewer.rollout_answers import Alternative, Neighbours, Piece, Qua
 from posttrain.viewer.rollout_rows import names_of, require_step, shown_row
 
 Row = Mapping[str, Any]
+MOST_TOKENS = 20_000
+"""Tokens of a completion that are shown one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,10 @@ def rollout_page(run: OpenedRun, source: Source, step: int, names: tuple[str, st
         return None
     place = order.index(names)
     row: Row = file.read(file.columns, place, 1).to_pylist()[0]
-    sampled = row.get("sampled") or [True] * len(row.get("tokens") or [])
+    tokens = row.get("tokens") or []
+    sampled = (row.get("sampled") or [True] * len(tokens))[:MOST_TOKENS]
+    if len(tokens) > MOST_TOKENS:
+        faults.append(f"the first {MOST_TOKENS:,} of {len(tokens):,} tokens are shown one by one; the text is whole")
     prompt, completion, alternatives = token_texts(run, row, sampled, faults)
     prompt_text, text, prefill = row["prompt"] or "", row["completion"] or "", prefill_of(run, row)
     siblings = [at for at, (group, _) in enumerate(order) if group == names[0]]
@@ -128,7 +133,7 @@ def token_texts(
     alternatives: list[list[Alternative]] | None = None
     with noting(faults):
         prompt = run.pieces.given(row.get("prompt_tokens") or [])
-        completion = run.pieces.pieces(row.get("tokens") or [], sampled)
+        completion = run.pieces.pieces((row.get("tokens") or [])[: len(sampled)], sampled)
         if row.get("alternative_tokens") is not None:
             of_sampled = zip(row["alternative_tokens"], row["alternative_logprobs"], strict=True)
             likeliest = iter([alternatives_at(run, *each) for each in of_sampled])
@@ -146,25 +151,36 @@ def alternatives_at(run: OpenedRun, tokens: Sequence[int], logprobs: Sequence[fl
 def offsets(run: OpenedRun, row: Row, text: str) -> list[int]:
     """Where each token begins in the completion, in characters, and its end; empty where tokens do not spell it.
 
-    A token that the text leaves out, such as the stop token, has no width.
+    A token that the text leaves out, such as the stop token, has no width, and one that ends inside a character leaves
+    it to the token that completes it.
     """
     try:
-        spelled = run.pieces.spelled(row.get("tokens") or [])
+        spelled = run.pieces.spelled((row.get("tokens") or [])[:MOST_TOKENS])
     except Unreadable:
         return []
-    content = text.encode("utf-8", "surrogatepass")
-    at, ends = 0, [0]
-    for bytes_of_token, special in spelled:
-        if content.startswith(bytes_of_token, at):
-            at += len(bytes_of_token)
-        elif not special:
-            stripped = bytes_of_token.removeprefix(b" ")  # of a sentence piece at the beginning
-            if at or not content.startswith(stripped):
-                return []
-            at += len(stripped)
-        ends.append(at)
-    characters = [0, *accumulate(byte & 0xC0 != 0x80 for byte in content)]
-    return [characters[end] for end in ends] if at == len(content) else []
+    whole = len(spelled) < MOST_TOKENS
+    last = len(spelled) - 1
+    for left_out in (
+        {last} if whole else set(),
+        {place for place, (_, special) in enumerate(spelled) if special},
+        set(),
+    ):
+        content = [b"" if place in left_out else each for place, (each, _) in enumerate(spelled)]
+        for stripped in (content, [content[0].removeprefix(b" "), *content[1:]] if content else []):
+            ends, said = decoded_ends(stripped)
+            if said == text or (not whole and text.startswith(said[:-1])):
+                return ends
+    return []
+
+
+def decoded_ends(content: Sequence[bytes]) -> tuple[list[int], str]:
+    """How many characters there are after each token, and the text; bytes that are no UTF-8 become U+FFFD."""
+    decoder = getincrementaldecoder("utf-8")("replace")
+    ends, parts = [0], list[str]()
+    for place, each in enumerate(content):
+        parts.append(decoder.decode(each, place == len(content) - 1))
+        ends.append(ends[-1] + len(parts[-1]))
+    return ends, "".join(parts)
 
 
 def spread(values: Sequence[Any] | None, sampled: Sequence[bool]) -> list[Number]:

@@ -1,6 +1,5 @@
 """A run at a glance: its recipe, curves, alarms, and results before and after training."""
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -9,6 +8,7 @@ from posttrain.viewer.answer_types import AlarmEntry, KindPage, Link, Measure, N
 from posttrain.viewer.folder_files import content_or, mapping, noting, number
 from posttrain.viewer.metric_curves import outcomes, panels, seconds_by_stage, series
 from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 HEADLINES = ("accuracy_sampled", "score", "reward", "pairs/accuracy", "accuracy", "loss")
@@ -68,7 +68,7 @@ def overview(run: OpenedRun, at: int, others: Sequence[int], pages: Sequence[Kin
     )
     if newer := content_or(None, run.supported, faults):
         faults.append(newer)
-    alarms = alarm_entries(run)
+    alarms = alarm_entries(run, faults)
     return Overview(
         run=at,
         name=run.name,
@@ -183,30 +183,42 @@ def resting_on(results: Mapping[str, object], name: str) -> str:
     return f"{problems} problems" + (f" × {samples}" if samples is not None and not greedy else "")
 
 
-AT = re.compile(r"rollouts/\d+/\d+/\d+")
+NO_ROLLOUTS: Sequence[tuple[int, int]] = ()
+TAIL = 300
+"""Characters of a long completion's end that a transcript has."""
 
 
-def alarm_entries(run: OpenedRun) -> list[AlarmEntry]:
-    """Alarms with the rollouts that they are about; those of earlier versions have the transcript only."""
-    found = []
-    for record in run.alarms.records():
-        step = int(str(record["step"]))
-        about = record.get("rollouts")
-        listed = [mapping(each) for each in about] if isinstance(about, list) else []
-        ids = [(whole(each.get("draw")), whole(each.get("sample"))) for each in listed]
-        links = [
-            Link(at=f"rollouts/{step}/{draw}/{sample}", label=f"prompt {draw}, completion {sample}")
-            for draw, sample in ids
-            if draw is not None and sample is not None
-        ]
-        found.append(
-            AlarmEntry(
-                step=step,
-                name=str(record.get("alarm", "")),
-                says=str(record.get("says", "")),
-                notice=record.get("notice") is True,
-                transcript=str(record.get("transcript", "")),
-                links=links,
-            )
+def alarm_entries(run: OpenedRun, faults: list[str]) -> list[AlarmEntry]:
+    """Alarms with the rollouts that they are about."""
+    return [
+        AlarmEntry(
+            step=int(str(record["step"])),
+            name=str(record.get("alarm", "")),
+            says=str(record.get("says", "")),
+            notice=record.get("notice") is True,
+            transcript=str(record.get("transcript", "")),
+            links=[
+                Link(at=f"rollouts/{record['step']}/{draw}/{sample}", label=f"prompt {draw}, completion {sample}")
+                for draw, sample in content_or(NO_ROLLOUTS, partial(rollouts_of_alarm, run, record), faults)
+            ],
         )
-    return found
+        for record in run.alarms.records()
+    ]
+
+
+def rollouts_of_alarm(run: OpenedRun, record: Mapping[str, object]) -> Sequence[tuple[int, int]]:
+    """Draw and sample of each; earlier versions wrote none, and the transcript is looked for.  Raises Unreadable."""
+    about = record.get("rollouts")
+    if isinstance(about, list):
+        ids = [(whole(mapping(each).get("draw")), whole(mapping(each).get("sample"))) for each in about]
+        return [(draw, sample) for draw, sample in ids if draw is not None and sample is not None]
+    transcript, step = record.get("transcript"), int(str(record["step"]))
+    if not isinstance(transcript, str) or step not in run.rollouts.steps():
+        return []
+    rows = run.rollouts.kept(step, ("draw", "sample", "prompt", "completion")).to_pylist()
+    shown = [row for row in rows if is_shown(transcript, row["prompt"] or "", row["completion"] or "")]
+    return [(row["draw"], row["sample"]) for row in shown[:1]]
+
+
+def is_shown(transcript: str, prompt: str, completion: str) -> bool:
+    return transcript.startswith(f"{prompt.strip()[-PROMPT_CHARACTERS:]}\n") and transcript.endswith(completion[-TAIL:])

@@ -23,6 +23,8 @@ from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, choices, names_of, 
 from posttrain.viewer.step_files import StepFile
 
 Row = Mapping[str, Any]
+MOST_TOKENS, MOST_CHARACTERS = 4_000, 40_000
+"""Of each completion in a group; a rollout's own page has more."""
 SHORT = ("draw", "sample", "prompt_id", "prompt", "reward", "advantage", "evaluation", "greedy", "judged", "finish")
 OF_STEP = (
     *("num_groups", "frac_uninformative_groups", "num_replaced_groups"),
@@ -174,7 +176,7 @@ def group_rollout(run: OpenedRun, at: str, row: Row, parting: int, faults: list[
     """A rollout beside its siblings, which it leaves at the token `parting`."""
     pieces: list[Piece] = []
     with noting(faults):
-        pieces = run.pieces.pieces(row.get("tokens") or [], row.get("sampled"))
+        pieces = run.pieces.pieces((row.get("tokens") or [])[:MOST_TOKENS], row.get("sampled"))
     _, rollout = names_of(row)
     return GroupRollout(
         at=f"{at}/{rollout}",
@@ -187,7 +189,7 @@ def group_rollout(run: OpenedRun, at: str, row: Row, parting: int, faults: list[
         scores=with_prefix(row, "score/", number),
         greedy=bool(row.get("greedy")),
         pieces=pieces,
-        text=row["completion"] or "",
+        text=(row["completion"] or "")[:MOST_CHARACTERS],
         parts_at=parting,
     )
 

@@ -91,7 +91,7 @@ class AskedFor:
 def answer(runs: OpenedRuns, path: str, query: Query) -> Answer:
     """The answer at an address behind `/api/`.  Raises NoSuchAnswer, WrongQuery, and Unreadable for a file."""
     for pattern, reply in ADDRESSES.items():
-        if found := re.fullmatch(pattern, path):
+        if found := re.fullmatch(pattern, path, re.ASCII):
             at, *rest = found.groups() or ("0",)
             if pattern.startswith("run/") and int(at) >= len(runs.shown):
                 raise NoSuchAnswer(f"{path}: there are {len(runs.shown)} runs")
