@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -170,9 +171,32 @@ def test_a_run_leaves_a_classifier_that_is_right_and_its_scores_of_held_out_pair
     told = records(whole / "run" / "held_out.jsonl")
     assert len(told) == apart
     assert all(each["chosen"] > each["rejected"] and each["where"].startswith("rows.jsonl:") for each in told)
+    assert all("yes" in each["chosen_text"] and "no" in each["rejected_text"] and each["prompt"] for each in told)
     margins = [each["chosen"] - each["rejected"] for each in told]
     assert after["margin"] == pytest.approx(sum(margins) / len(margins), rel=1e-6)
     assert (whole / "run" / "model" / "README.md").read_text().startswith("# Reward model")
+
+
+def test_dpo_on_rows_leaves_its_held_out_pairs_with_their_implicit_rewards(finished: Finished) -> None:
+    run = finished("dpo") / "run"
+    rows, after = records(run / "held_out.jsonl"), json.loads((run / "summary.json").read_text())["after"]
+    for side in ("chosen", "rejected"):
+        mean = sum(row[side] for row in rows) / len(rows)
+        assert mean == pytest.approx(after[f"rewards/{side}"], rel=1e-6)
+    assert all(row["rejected_text"].removesuffix("\n").endswith("!<|im_end|>") for row in rows)
+
+
+def test_sft_keeps_the_log_probs_of_held_out_rows_at_each_measurement(finished: Finished) -> None:
+    run = finished("sft") / "run"
+    measured = {line["step"]: line["eval/loss"] for line in records(run / "metrics.jsonl") if "eval/loss" in line}
+    files = {int(file.stem[5:]): file for file in (run / "demonstrations").iterdir()}
+    assert files.keys() == measured.keys()
+    for step, file in files.items():
+        rows = pq.read_table(file).to_pylist()
+        logprobs = [each for row in rows for each in row["logprobs"]]
+        assert [sum(row["learned"]) for row in rows] == [len(row["logprobs"]) for row in rows]
+        assert [len(row["learned"]) for row in rows] == [len(row["tokens"]) for row in rows]
+        assert -sum(logprobs) / len(logprobs) == pytest.approx(measured[step], rel=1e-5), "all are kept: fewer than 32"
 
 
 def test_a_reward_models_adapter_is_merged() -> None:

@@ -5,7 +5,9 @@ The folder; reading it does not need posttrain:
 config.yaml         the resolved configuration; running it again gives the same run
 metrics.jsonl       one line per iteration of the fit
 summary.json        the results
-reward.npz          weights, the learned reward, the policy and its visits, with the number of each state
+reward.npz          weights, the learned reward, the policy and its visits, with the number of each state; of a
+                    grid also its `shape` (width, height), the `moves` (x, y) of its actions, and whether y grows
+                    `upwards`
 demonstrations.npz  the episodes, as `Demonstrations.save` writes them
 plots/              rewards.png, policy.png, visits.png, convergence.png
 """
@@ -198,6 +200,11 @@ def write_irl_results(
     }
     arrays |= {} if visits is None else {"visits": visits}
     arrays |= {} if expert.reward is None else {"expert_reward": np.asarray(expert.reward)}
+    arrays |= {} if expert.policy is None else {"expert_policy": expert.policy}
+    if world.layout is not None:
+        layout = world.layout
+        arrays |= {"shape": np.array([layout.width, layout.height]), "moves": np.array(layout.moves)}
+        arrays |= {"upwards": np.array(layout.upwards), "terminal": world.mdp.terminal}
     folder.write_arrays("reward.npz", arrays)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.records import Grades, Group, Rollout
+from posttrain.records import Example, Grades, Group, Rollout
 from posttrain.runs import files, rollout_file
 from posttrain.runs.alarms import Alarm
 from posttrain.runs.folder import Folder, lock_folder, require_run_folder
@@ -34,7 +34,7 @@ REPLIES = "replies.jsonl"
 """Replies of an environment that is not reproducible; see reply_journal.py."""
 FAILURES = "failures.txt"
 """Tracebacks of the environments whose failures ended the run."""
-PARQUET_FOLDERS = ("rollouts", "evaluations", "token_columns")
+PARQUET_FOLDERS = ("rollouts", "evaluations", "token_columns", "demonstrations")
 CONTENTS = (
     *(*JOURNALS, REPLIES, FAILURES),
     *(INPUTS, TRACKERS, HELD_OUT, "summary.json", "curves.png", "calibration.png", "tensorboard", "wandb", "tokenizer"),
@@ -119,6 +119,20 @@ class RunFolder(Folder):
 
     def write_token_columns(self, step: int, updates: Sequence[UpdateTokens]) -> None:
         self.write(f"token_columns/{parquet_name(step)}", rollout_file.token_column_bytes(step, updates))
+
+    def write_demonstrations(
+        self, step: int, examples: Sequence[Example], logprobs: Sequence[Sequence[float]]
+    ) -> None:
+        """Write held-out demonstrations with log π of each of their learned tokens."""
+        columns = {
+            "step": [step] * len(examples),
+            "example": range(len(examples)),
+            "tokens": [example.tokens for example in examples],
+            "learned": [example.sampled for example in examples],
+            "logprobs": logprobs,
+        }
+        types = {"tokens": "int32 list", "learned": "bool list", "logprobs": "float list"}
+        self.write(f"demonstrations/{parquet_name(step)}", rollout_file.table_bytes(columns, types))
 
     def write_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Save the tokenizer, so that the tokens of an unfinished run can be read; an existing one stays."""

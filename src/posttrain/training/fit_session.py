@@ -103,12 +103,16 @@ class FitObjective(Generic[Item]):
             with self.policy.ranks.leading("measured"):
                 metrics, results = self.measured()
             harness.evaluated(EvaluationReport(step=self.run.step, results=metrics))
+        self.keep_measured(harness.folder)
         self.run.saw_evaluation(results)
         return metrics
 
     def measured(self) -> tuple[dict[str, float], Mapping[str, object]]:
         """Results on held-out rows or pairs, at least one of them: as metrics, and for summary.json."""
         raise NotImplementedError
+
+    def keep_measured(self, folder: RunFolder) -> None:
+        """Write what was measured of single rows, if anything."""
 
     def score(self, metrics: Metrics) -> float | None:
         """Ranks checkpoints; the one with the lowest held-out loss is the best."""
@@ -153,6 +157,19 @@ class FitObjective(Generic[Item]):
 
     def result_lines(self, folder: Path) -> list[str]:
         raise NotImplementedError
+
+
+def scored_pairs(
+    objective: FitObjective[Preference], chosen: Sequence[float], rejected: Sequence[float]
+) -> list[dict[str, object]]:
+    """Rows of held_out.jsonl: each held-out pair with the scores of its answers, and their texts."""
+    decode = objective.policy.tokenizer.decode
+    rows: list[dict[str, object]] = []
+    for pair, *scores in zip(objective.held_out, chosen, rejected, strict=True):
+        texts = [str(decode([*tokens])) for tokens in (pair.prompt.tokens, *objective.answers(pair))]
+        numbers = {"where": pair.where, "chosen": scores[0], "rejected": scores[1]}
+        rows.append({**numbers, **dict(zip(("prompt", "chosen_text", "rejected_text"), texts, strict=True))})
+    return rows
 
 
 class FitSession(Generic[Item]):

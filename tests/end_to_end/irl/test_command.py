@@ -102,6 +102,9 @@ def test_the_frozen_lake_recipe_learns_to_cross_and_draws_it(capsys: pytest.Capt
     aimless = expected_value_difference(lake, lake.rewards, np.full((64, 4), 0.25), discount=0.99)
     assert summary["value_lost"] < 0.05 * aimless
     assert 63 in summary["best_states"], "the present"
+    found = arrays()
+    assert (found["shape"].tolist(), bool(found["upwards"]), found["moves"].shape) == ([8, 8], False, (4, 2))
+    assert found["expert_policy"].shape == (64, 4)
     assert sorted(path.name for path in Path("run/plots").iterdir()) == PLOTS
     assert all(min(width_and_height(path)) > 300 for path in Path("run/plots").iterdir())
     printed = capsys.readouterr().out

@@ -24,12 +24,12 @@ from posttrain.runs.harness import Harness
 from posttrain.runs.intervals import mean_intervals, share_of_pairs_interval
 from posttrain.runs.planned_memory import dpo_setup
 from posttrain.runs.reports import Metrics
-from posttrain.runs.run_folder import RunFolder
+from posttrain.runs.run_folder import HELD_OUT, RunFolder
 from posttrain.runs.tensor_state import Tensors
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training import pair_updates
 from posttrain.training.fit import model_card, write_model
-from posttrain.training.fit_session import FitObjective
+from posttrain.training.fit_session import FitObjective, scored_pairs
 from posttrain.training.held_out import Row, table_lines
 from posttrain.training.reference import Reference
 from posttrain.training.trained import FitState
@@ -96,6 +96,8 @@ class DpoObjective(FitObjective[Preference]):
         self.held_out, self.run = pairs.held_out, DpoState()
         self.reference = pair_updates.PairReference(policy, self.options, reference)
         self.loss = pair_objective(self.options)
+        self.measured_pairs: pair_updates.MeasuredPairs | None = None
+        """Held-out pairs, as measured last."""
 
     def begin(self, harness: Harness) -> None:
         with harness.clock("reference"), self.policy.ranks.leading("keep_reference"):
@@ -125,6 +127,7 @@ class DpoObjective(FitObjective[Preference]):
         policy = pair_updates.logprobs_without_gradient(self.policy, pairs, self.options.tokens_per_microbatch)
         reference = self.reference.logprobs("held_out", range(len(pairs)), pairs)
         found = pair_updates.MeasuredPairs.of(self.loss, policy, reference, pair_updates.answer_lengths(pairs))
+        self.measured_pairs = found
         columns = {"loss": found.losses, **{each: found.columns[each] for each in WITH_INTERVAL}}
         metrics = {f"eval/{name}": value for name, value in found.means().items()}
         metrics["eval/loss"] = found.losses.mean().item()
@@ -168,6 +171,13 @@ class DpoObjective(FitObjective[Preference]):
         about = f"{self.model_name}, trained with posttrain on pairs of answers: {loss_in_words(self.options)}."
         card = model_card(folder.path, "dpo", about)
         write_model(self.config.model, self.policy, folder, curves=self.config.run.curves, card=card)
+        if self.held_out:
+            if self.measured_pairs is None:  # of a run that was resumed at its end
+                with self.policy.ranks.leading("measured"):
+                    self.measured()
+            assert self.measured_pairs is not None
+            rewards = (self.measured_pairs.columns[f"rewards/{side}"].tolist() for side in ("chosen", "rejected"))
+            folder.write_rows(HELD_OUT, scored_pairs(self, *rewards))
 
     def summary(self) -> dict[str, object]:
         run = self.run

@@ -34,7 +34,7 @@ from posttrain.tasks.dataset import Rows
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.tasks.row_files.rows import NO_ROWS_GIVEN, GivenRows
 from posttrain.training.fit import run_fit, show_fit_plan
-from posttrain.training.fit_session import FitObjective, FitSession, pairs_of_rows
+from posttrain.training.fit_session import FitObjective, FitSession, pairs_of_rows, scored_pairs
 from posttrain.training.optimizer import POLICY, OwnOptimizer, ParameterGroup, new_optimizer
 from posttrain.training.pair_updates import PairScores, accumulate_scores, pair_scores, read_answers
 from posttrain.training.reward_model import calibration
@@ -160,8 +160,8 @@ class RewardModelObjective(FitObjective[Preference]):
         if found is not None and scores is not None:
             with writing(path / "calibration.png", path):
                 calibration.draw_calibration(found.summary(), path / "calibration.png", title=path.name)
-            both = zip(self.held_out, scores.chosen.tolist(), scores.rejected.tolist(), strict=True)
-            folder.write_rows(HELD_OUT, [{"where": pair.where, "chosen": a, "rejected": b} for pair, a, b in both])
+            numbers = scores.chosen.tolist(), scores.rejected.tolist()
+            folder.write_rows(HELD_OUT, scored_pairs(self, *numbers))
 
     def summary(self) -> dict[str, object]:
         return {"best_accuracy": self.run.best_accuracy, "pairs_learned": self.run.next_pair}

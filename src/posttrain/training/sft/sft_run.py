@@ -44,6 +44,10 @@ from posttrain.training.sft.learned_rows import DemonstrationSet, RowExamples, d
 from posttrain.training.trained import FitState
 
 
+DEMONSTRATIONS = 32
+"""Held-out examples whose log-probs are kept, token by token, at each measurement."""
+
+
 def learned_tokens(policy: Policy, examples: Sequence[Example], *, statistics: bool = False) -> TokenParts:
     """Log-probs of the learned tokens, and with `statistics` their entropies and accuracy.
 
@@ -92,38 +96,53 @@ def statistics_of(parts: TokenParts) -> dict[str, float]:
     return {"entropy": parts.entropies.sum().item(), "mean_token_accuracy": parts.likeliest.sum().item()}
 
 
-@torch.no_grad()
 def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int) -> dict[str, float]:
     """The loss of at least one example that is not trained on, and the statistics of its learned tokens.
 
     The loss is in nats per token; `loss_low` and `loss_high` are its 95% bootstrap interval over examples.
     """
+    return measure_examples(policy, examples, tokens_per_microbatch)[0]
 
-    def measured(micro: Sequence[Example]) -> tuple[float, list[float], dict[str, float]]:
+
+@torch.no_grad()
+def measure_examples(
+    policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int, *, num_kept: int = 0
+) -> tuple[dict[str, float], list[list[float]]]:
+    """The numbers of `held_out_loss`, and log π of the learned tokens of the first `num_kept` examples."""
+    places = {id(example): place for place, example in enumerate(examples[:num_kept])}
+    Found = tuple[float, list[float], dict[str, float], dict[int, list[float]]]
+
+    def measured(micro: Sequence[Example]) -> Found:
         parts = learned_tokens(policy, micro, statistics=True)
         assert parts.logprobs is not None
         found = -parts.logprobs.double()
-        by_example = [part.sum().item() for part in found.split([example.num_sampled for example in micro])]
-        return found.sum().item(), by_example, statistics_of(parts)
+        split = found.split([example.num_sampled for example in micro])
+        by_example = [part.sum().item() for part in split]
+        both = zip(micro, split, strict=True)
+        kept = {places[id(example)]: (-part).tolist() for example, part in both if id(example) in places}
+        return found.sum().item(), by_example, statistics_of(parts), kept
 
     micro_batches = dealt_out(policy, examples, tokens_per_microbatch)
     counts = [example.num_sampled for micro in micro_batches for example in micro]
     losses: list[float] = []
+    logprobs: dict[int, list[float]] = {}
     total, right, entropy = 0.0, 0.0, 0.0
-    for share, by_example, sums in policy.ranks.each(micro_batches, inputs_of_examples, measured):
+    for share, by_example, sums, kept in policy.ranks.each(micro_batches, inputs_of_examples, measured):
         total += share
         right, entropy = right + sums["mean_token_accuracy"], entropy + sums["entropy"]
         losses += by_example
+        logprobs |= kept
     summed, tokens = np.asarray(losses), np.asarray(counts)
     draws = np.random.default_rng(0).integers(len(summed), size=(RESAMPLES, len(summed)))
     low, high = np.percentile(summed[draws].sum(axis=1) / tokens[draws].sum(axis=1), [2.5, 97.5])
-    return {
+    numbers = {
         "loss": total / sum(counts),
         "loss_low": float(low),
         "loss_high": float(high),
         "mean_token_accuracy": right / sum(counts),
         "entropy": entropy / sum(counts),
     }
+    return numbers, [logprobs[place] for place in sorted(logprobs)]
 
 
 def inputs_of_examples(examples: Sequence[Example]) -> int:
@@ -171,6 +190,8 @@ class SftObjective(FitObjective[Example]):
     def __init__(self, config: SftConfig, policy: Policy, held_out: Sequence[Example]) -> None:
         self.config, self.policy, self.options, self.held_out = config, policy, config.sft, held_out
         self.run = SftState()
+        self.kept_logprobs: list[list[float]] = []
+        """Of the first held-out examples, as measured last."""
 
     def accumulate(self, batch: Sequence[Example]) -> dict[str, float]:
         budget, entropy = self.options.tokens_per_microbatch, self.options.measure_entropy
@@ -180,10 +201,14 @@ class SftObjective(FitObjective[Example]):
         return sum(len(example.tokens) for example in batch)
 
     def measured(self) -> tuple[dict[str, float], Mapping[str, object]]:
-        found = held_out_loss(self.policy, self.held_out, self.options.tokens_per_microbatch)
+        budget = self.options.tokens_per_microbatch
+        found, self.kept_logprobs = measure_examples(self.policy, self.held_out, budget, num_kept=DEMONSTRATIONS)
         results: dict[str, object] = {name: found[name] for name in ("loss", "mean_token_accuracy")}
         results["loss_interval"] = [found["loss_low"], found["loss_high"]]
         return {f"eval/{name}": value for name, value in found.items()}, results
+
+    def keep_measured(self, folder: RunFolder) -> None:
+        folder.write_demonstrations(self.run.step, self.held_out[: len(self.kept_logprobs)], self.kept_logprobs)
 
     def memory(self, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
         return sft_setup(self.config, shape, on_cuda=on_cuda)
