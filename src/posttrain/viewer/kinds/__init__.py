@@ -1,0 +1,1 @@
+"""Pages of runs that are not `rl`: pairs, demonstrations, grids, comparisons and phases."""

@@ -1,0 +1,155 @@
+"""Pages of commands that make several runs: the table of a comparison, and phases, with the runs behind them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from posttrain.viewer.answer_types import Curves, Line, Number
+from posttrain.viewer.folder_files import content_or, json_object, mapping, number
+from posttrain.viewer.kinds.kind_answers import (
+    ComparedCell,
+    ComparedVariant,
+    ComparisonPage,
+    PhaseEntry,
+    PhasesPage,
+)
+from posttrain.viewer.kinds.run_pictures import pictures_of
+from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.run_overview import measures, numbers
+
+NUMBERS = ("greedy", "pass_at_8", "mean_length", "kl_per_completion", "kl_per_token", "steps", "sampled_tokens")
+COSTS = ("training_seconds", "seconds", "peak_memory_bytes")
+HEADLINES = ("accuracy_sampled", "score", "reward")
+EMPTY: Mapping[str, object] = MappingProxyType({})
+
+
+def comparison_page(run: OpenedRun, others: Sequence[OpenedRun]) -> ComparisonPage:
+    """The table of a comparison; `others` are all open runs."""
+    faults: list[str] = []
+    content = content_or(EMPTY, run.whole_file("comparison.json", json_object, {}).content, faults)
+    cells = [mapping(each) for each in as_list(content.get("cells"))]
+    measured = [name for name in HEADLINES if any(name in mapping(cell.get("after")) for cell in cells)]
+    measure = next((name for name in measured if any(headline(cell, "after", name) is not None for cell in cells)), "")
+    variants = []
+    for each in (mapping(each) for each in as_list(content.get("variants"))):
+        name = str(each.get("variant", ""))
+        own = [cell for cell in cells if cell.get("variant") == name]
+        variants.append(
+            ComparedVariant(
+                variant=name,
+                before=estimate(each.get("before")),
+                after=estimate(each.get("after")),
+                gain=estimate(each.get("gain_over_first")),
+                numbers={key: number(each.get(key)) for key in (*NUMBERS, *COSTS) if number(each.get(key)) is not None},
+                runs=[compared_cell(run, others, cell, measure) for cell in own],
+            )
+        )
+    return ComparisonPage(
+        budget=str(content.get("budget", "")),
+        measure=measure,
+        variants=variants,
+        curves=curves_of(cells, measure),
+        pictures=pictures_of(run, "comparison"),
+        faults=faults,
+    )
+
+
+def compared_cell(
+    run: OpenedRun, others: Sequence[OpenedRun], cell: Mapping[str, object], measure: str
+) -> ComparedCell:
+    seed = number(cell.get("seed"))
+    place = run.folder / "cells" / f"{cell.get('variant')}-seed-{seed}"
+    return ComparedCell(
+        seed=int(seed or 0),
+        run=at_folder(others, place),
+        before=headline(cell, "before", measure),
+        after=headline(cell, "after", measure),
+        steps=number(cell.get("steps")),
+        seconds=number(cell.get("training_seconds")),
+        tokens=number(cell.get("sampled_tokens")),
+        kl=number(mapping(cell.get("kl")).get("per_completion")),
+    )
+
+
+def headline(cell: Mapping[str, object], when: str, measure: str) -> Number:
+    return number(mapping(cell.get(when)).get(measure))
+
+
+def estimate(value: object) -> list[Number]:
+    """Mean, low and high; empty where there is none."""
+    found = mapping(value)
+    return [number(found.get(name)) for name in ("mean", "low", "high")] if found else []
+
+
+def curves_of(cells: Sequence[Mapping[str, object]], measure: str) -> list[Curves]:
+    """Held-out results against the tokens that were sampled, a line for each run."""
+    lines = []
+    for cell in cells:
+        points = [each for each in as_list(cell.get("curve")) if isinstance(each, list) and len(each) == 3]
+        steps, values = [int(number(point[0]) or 0) for point in points], [number(point[2]) for point in points]
+        name = f"{cell.get('variant')}, seed {cell.get('seed')}"
+        lines += [Line(name=name, steps=steps, values=values, low=[], high=[], axis="left")] if points else []
+    scale = "share" if measure.startswith("accuracy") else "linear"
+    return [Curves(panel=measure, unit="by tokens sampled", scale=scale, lines=lines)] if lines else []
+
+
+def phases_page(run: OpenedRun, others: Sequence[OpenedRun]) -> PhasesPage:
+    """The phases that are finished, then those that have begun."""
+    faults: list[str] = []
+    finished = [mapping(each) for each in content_or([], run.whole_file("phases.json", json_list, []).content, faults)]
+    entries = []
+    for at, each in enumerate(finished, start=1):
+        summary = mapping(each.get("summary"))
+        place = run.folder / "phases" / Path(str(each.get("folder", ""))).name
+        entries.append(
+            PhaseEntry(
+                number=at,
+                name=str(each.get("name", "")),
+                command=str(each.get("command", "")),
+                run=at_folder(others, place),
+                state="finished",
+                steps=number(summary.get("steps")),
+                seconds=numbers(summary.get("seconds")).get("total"),
+                measures=measures(summary),
+            )
+        )
+    known = {entry["run"] for entry in entries}
+    inside = (run.folder / "phases").resolve()
+    for at, other in enumerate(others):
+        if at not in known and other.folder.resolve().parent == inside:
+            entries.append(begun_phase(at, other, len(entries) + 1))
+    return PhasesPage(phases=entries, faults=faults)
+
+
+def begun_phase(at: int, run: OpenedRun, place: int) -> PhaseEntry:
+    """A phase that is not in the report yet."""
+    name = run.folder.name.partition("-")[2] or run.folder.name
+    return PhaseEntry(
+        number=place,
+        name=name,
+        command=content_or("", run.kind, []),
+        run=at,
+        state=run.state(),
+        steps=run.last_step(),
+        seconds=None,
+        measures=[],
+    )
+
+
+def at_folder(runs: Sequence[OpenedRun], folder: Path) -> int | None:
+    """The number of the open run in a folder."""
+    wanted = folder.resolve()
+    return next((at for at, run in enumerate(runs) if run.folder.resolve() == wanted), None)
+
+
+def json_list(content: bytes) -> list[object]:
+    """The JSON list in a file.  Raises ValueError."""
+    found = json.loads(content)
+    if not isinstance(found, list):
+        raise ValueError("not a JSON list")
+    return found
+
+
+def as_list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
