@@ -47,10 +47,11 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"{COMMAND_LINE}: {missing[0]}: the folder does not exist.  Name the folder of a run.")
     with serve_extra("posttrain view"):
         from posttrain.server.viewer_routes import RunViewer
-    from posttrain.viewer.run_folders import is_run, run_folders
+    from posttrain.viewer.run_folders import holds_runs, is_run, run_folders
     from posttrain.viewer.viewer_answers import OpenedRuns
 
-    single = folders[0] if len(folders) == 1 and not is_run(folders[0]) else None
+    alone = len(folders) == 1 and (holds_runs(folders[0]) or not is_run(folders[0]))
+    single = folders[0] if alone else None
     below = RUNS if not folders else single
     runs = OpenedRuns.of(folders) if below is None else OpenedRuns.of(run_folders(below), below=below)
     if not runs.shown:

@@ -138,6 +138,8 @@ class Journal:
     def _take(self, line: bytes) -> None:
         try:
             record = json.loads(line)
+            if isinstance(record, dict) and "iteration" in record:  # of inverse RL
+                record.setdefault("step", record["iteration"])
             if not isinstance(record, dict) or type(record.get("step")) is not int:
                 raise ValueError("not a JSON object with a step")
             self._records.append(record)

@@ -5,8 +5,9 @@ Nothing in a folder is run: no code, template or pickle of it.
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -14,7 +15,7 @@ from posttrain.config.reading import COMMAND_OF, recipe_kind
 from posttrain.config.recipes import RUN_RECIPE, RecipeLayer, parse_yaml
 from posttrain.runs.folder import LOCK, VERSION
 from posttrain.viewer.answer_types import Source, State
-from posttrain.viewer.folder_files import Journal, WholeFile, json_object, mapping, stamp
+from posttrain.viewer.folder_files import Content, Journal, WholeFile, json_object, mapping, stamp
 from posttrain.viewer.score_lines import ScoreLines
 from posttrain.viewer.step_files import StepFiles
 from posttrain.viewer.token_pieces import TokenPieces
@@ -24,6 +25,7 @@ MARKS = {"comparison.json": "compare", "phases.json": "phases"}
 WATCHED = (
     *("format", RUN_RECIPE, "metrics.jsonl", "alarms.jsonl", "scores.jsonl", "summary.json", "held_out.jsonl"),
     *("comparison.json", "phases.json", "rollouts", "evaluations", "token_columns", "tokenizer"),
+    *("demonstrations", "preferences.jsonl", "ties.jsonl", "reward.npz"),
 )
 """Files and folders whose change is a new version of the run."""
 
@@ -42,10 +44,18 @@ class OpenedRun:
         self.format = WholeFile(folder / "format", lambda content: int(content[:40]), 1)
         self.rollouts, self.evaluations = StepFiles(folder / "rollouts"), StepFiles(folder / "evaluations")
         self.token_columns = StepFiles(folder / "token_columns", needed=("draw", "sample", "update"))
+        self.demonstrations = StepFiles(folder / "demonstrations", needed=("example", "tokens", "learned", "logprobs"))
         self.pieces = TokenPieces(folder)
+        self._whole_files: dict[str, WholeFile[Any]] = {}
 
     def files(self, source: Source) -> StepFiles:
         return self.rollouts if source == "rollouts" else self.evaluations
+
+    def whole_file(self, name: str, read: Callable[[bytes], Content], missing: Content) -> WholeFile[Content]:
+        """A file that only some kinds of runs have, and what it says."""
+        if name not in self._whole_files:
+            self._whole_files[name] = WholeFile(self.folder / name, read, missing)
+        return self._whole_files[name]
 
     def kind(self) -> str:
         """The command that made it.  Raises Unreadable for a recipe that is damaged."""

@@ -11,6 +11,7 @@ INSIDE = (
     "rollouts",
     "evaluations",
     "token_columns",
+    "demonstrations",
     "checkpoints",
     "model",
     "adapter",
@@ -41,6 +42,11 @@ def walk(folder: Path, depth: int) -> Iterator[Path]:
         hidden = entry.name.startswith(".") or entry.name in INSIDE
         if depth and not hidden and entry.is_dir(follow_symlinks=False):
             yield from walk(folder / entry.name, depth - 1)
+
+
+def holds_runs(folder: Path) -> bool:
+    """Whether it is a comparison or has phases: then the runs inside belong to its page."""
+    return any((folder / name).is_file() for name in MARKS)
 
 
 def is_run(folder: Path) -> bool:

@@ -8,7 +8,13 @@ from pathlib import Path
 
 from posttrain.viewer.answer_types import KindPage, RunList, Source
 from posttrain.viewer.behaviour_curves import BehaviourCurves
+from posttrain.viewer.folder_files import content_or
 from posttrain.viewer.held_out_pages import compared_runs, held_out_page
+from posttrain.viewer.kinds.demonstration_losses import demonstration_page
+from posttrain.viewer.kinds.grid_world import grid_page
+from posttrain.viewer.kinds.run_pictures import PICTURES, picture_page
+from posttrain.viewer.kinds.run_tables import comparison_page, phases_page
+from posttrain.viewer.kinds.scored_pairs import pair_page
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.problem_pages import ProblemIndex
 from posttrain.viewer.rollout_page import rollout_page
@@ -16,6 +22,15 @@ from posttrain.viewer.rollout_rows import RowPages, RowQuery
 from posttrain.viewer.run_overview import overview, run_entry, run_version
 from posttrain.viewer.step_pages import group_page, step_list, step_page
 
+PAGES_OF_KINDS = {
+    **dict.fromkeys(("reward-model", "dpo", "collect"), [("pairs", "Pairs")]),
+    "sft": [("demonstrations", "Demonstrations")],
+    "irl": [("grid", "World")],
+    "compare": [("comparison", "Comparison")],
+    "phases": [("phases", "Phases")],
+}
+"""Kinds of runs with a page of their own: its address and title."""
+PAGE_BOUNDS = {"offset": "0", "limit": "50"}
 Query = Mapping[str, str]
 Answer = Mapping[str, object]
 
@@ -84,6 +99,11 @@ class AskedFor:
         return self.shown.run
 
     @property
+    def step(self) -> int | None:
+        step = self.query.get("step", "")
+        return whole_number("step", step) if step else None
+
+    @property
     def source(self) -> Source:
         return source_of(self.query.get("source", "rollouts"))
 
@@ -115,16 +135,48 @@ def run_overview(asked: AskedFor) -> Answer:
 
 
 def kind_pages(run: OpenedRun) -> list[KindPage]:
-    return []
+    """The page of its kind of run, if it has one."""
+    kind = content_or("", run.kind, [])
+    return [KindPage(path=path, title=title) for path, title in PAGES_OF_KINDS.get(kind, ())]
+
+
+def pairs(asked: AskedFor) -> Answer:
+    require_page(asked.run, "pairs")
+    numbers = {name: whole_number(name, asked.query.get(name, default)) for name, default in PAGE_BOUNDS.items()}
+    return pair_page(asked.run, step=asked.step, sort=asked.query.get("sort", ""), **numbers)
+
+
+def demonstrations(asked: AskedFor) -> Answer:
+    require_page(asked.run, "demonstrations")
+    return demonstration_page(asked.run, asked.step)
+
+
+def grid(asked: AskedFor) -> Answer:
+    require_page(asked.run, "grid")
+    return grid_page(asked.run)
+
+
+def comparison(asked: AskedFor) -> Answer:
+    require_page(asked.run, "comparison")
+    return comparison_page(asked.run, [each.run for each in asked.runs.shown])
+
+
+def phases(asked: AskedFor) -> Answer:
+    require_page(asked.run, "phases")
+    return phases_page(asked.run, [each.run for each in asked.runs.shown])
+
+
+def require_page(run: OpenedRun, path: str) -> None:
+    if path not in [each["path"] for each in kind_pages(run)]:
+        raise NoSuchAnswer(f"{path}: is not a page of this kind of run")
 
 
 def row_page(asked: AskedFor) -> Answer:
     """Some rows, chosen by the query."""
     query = asked.query
-    step = query.get("step", "")
     chosen = RowQuery(
         source=asked.source,
-        step=whole_number("step", step) if step else None,
+        step=asked.step,
         outcome=query.get("outcome", ""),
         term=query.get("term", ""),
         low=bound("low", query),
@@ -211,5 +263,11 @@ ADDRESSES: dict[str, Callable[[AskedFor], Answer]] = {
     f"{RUN}/held-out": lambda asked: held_out_page(asked.run),
     f"{RUN}/group/{SOURCE}/{STEP}/{NAME}": group,
     f"{RUN}/rollout/{SOURCE}/{STEP}/{NAME}/{NAME}": rollout,
+    f"{RUN}/pairs": pairs,
+    f"{RUN}/demonstrations": demonstrations,
+    f"{RUN}/grid": grid,
+    f"{RUN}/comparison": comparison,
+    f"{RUN}/phases": phases,
+    f"{RUN}/picture/({'|'.join(PICTURES)})": lambda asked: picture_page(asked.run, asked.path[0]),
 }
 """Patterns of addresses."""
