@@ -120,9 +120,7 @@ class RunFolder(Folder):
     def write_token_columns(self, step: int, updates: Sequence[UpdateTokens]) -> None:
         self.write(f"token_columns/{parquet_name(step)}", rollout_file.token_column_bytes(step, updates))
 
-    def write_demonstrations(
-        self, step: int, examples: Sequence[Example], logprobs: Sequence[Sequence[float]]
-    ) -> None:
+    def write_demonstrations(self, step: int, examples: Sequence[Example], logprobs: Sequence[Sequence[float]]) -> None:
         """Write held-out demonstrations with log π of each of their learned tokens."""
         columns = {
             "step": [step] * len(examples),

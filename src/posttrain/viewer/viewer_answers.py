@@ -23,11 +23,13 @@ from posttrain.viewer.run_overview import overview, run_entry, run_version
 from posttrain.viewer.step_pages import group_page, step_list, step_page
 
 PAGES_OF_KINDS = {
-    **dict.fromkeys(("reward-model", "dpo", "collect"), [("pairs", "Pairs")]),
-    "sft": [("demonstrations", "Demonstrations")],
-    "irl": [("grid", "World")],
-    "compare": [("comparison", "Comparison")],
-    "phases": [("phases", "Phases")],
+    "reward-model": ("pairs", "Pairs"),
+    "dpo": ("pairs", "Pairs"),
+    "collect": ("pairs", "Pairs"),
+    "sft": ("demonstrations", "Demonstrations"),
+    "irl": ("grid", "World"),
+    "compare": ("comparison", "Comparison"),
+    "phases": ("phases", "Phases"),
 }
 """Kinds of runs with a page of their own: its address and title."""
 PAGE_BOUNDS = {"offset": "0", "limit": "50"}
@@ -137,7 +139,10 @@ def run_overview(asked: AskedFor) -> Answer:
 def kind_pages(run: OpenedRun) -> list[KindPage]:
     """The page of its kind of run, if it has one."""
     kind = content_or("", run.kind, [])
-    return [KindPage(path=path, title=title) for path, title in PAGES_OF_KINDS.get(kind, ())]
+    if kind not in PAGES_OF_KINDS:
+        return []
+    path, title = PAGES_OF_KINDS[kind]
+    return [KindPage(path=path, title=title)]
 
 
 def pairs(asked: AskedFor) -> Answer:

@@ -43,7 +43,6 @@ from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.sft.learned_rows import DemonstrationSet, RowExamples, demonstrations_of, row_examples
 from posttrain.training.trained import FitState
 
-
 DEMONSTRATIONS = 32
 """Held-out examples whose log-probs are kept, token by token, at each measurement."""
 

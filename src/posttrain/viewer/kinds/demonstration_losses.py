@@ -11,7 +11,7 @@ from posttrain.viewer.rollout_answers import Piece
 COLUMNS = ("example", "tokens", "learned", "logprobs")
 MOST_TOKENS = 4000
 """Of a demonstration that are shown."""
-LACKS = "demonstrations/: no row was held out, or an earlier version wrote this run; its losses of single tokens are lost"
+LACKS = "demonstrations/: no row was held out, or an earlier version wrote this run, without losses of single tokens"
 
 
 def demonstration_page(run: OpenedRun, step: int | None) -> DemonstrationPage:

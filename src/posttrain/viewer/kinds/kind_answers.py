@@ -1,11 +1,11 @@
 """What the addresses of kinds of runs answer; see answer_types.py.
 
-    /api/run/R/pairs?step=N&sort=S&offset=O&limit=L    PairPage         reward-model, dpo, collect
-    /api/run/R/demonstrations?step=N                   DemonstrationPage    sft
-    /api/run/R/grid                                    GridPage         irl
-    /api/run/R/comparison                              ComparisonPage   compare
-    /api/run/R/phases                                  PhasesPage       phases
-    /api/run/R/picture/NAME                            PicturePage      all
+/api/run/R/pairs?step=N&sort=S&offset=O&limit=L    PairPage         reward-model, dpo, collect
+/api/run/R/demonstrations?step=N                   DemonstrationPage    sft
+/api/run/R/grid                                    GridPage         irl
+/api/run/R/comparison                              ComparisonPage   compare
+/api/run/R/phases                                  PhasesPage       phases
+/api/run/R/picture/NAME                            PicturePage      all
 """
 
 from typing import TypedDict

@@ -7,13 +7,7 @@ from types import MappingProxyType
 
 from posttrain.viewer.answer_types import Curves, Line, Number
 from posttrain.viewer.folder_files import content_or, json_object, mapping, number
-from posttrain.viewer.kinds.kind_answers import (
-    ComparedCell,
-    ComparedVariant,
-    ComparisonPage,
-    PhaseEntry,
-    PhasesPage,
-)
+from posttrain.viewer.kinds.kind_answers import ComparedCell, ComparedVariant, ComparisonPage, PhaseEntry, PhasesPage
 from posttrain.viewer.kinds.run_pictures import pictures_of
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.run_overview import measures, numbers

@@ -5,7 +5,7 @@ from functools import partial
 from types import MappingProxyType
 
 from posttrain.viewer.answer_types import Number
-from posttrain.viewer.folder_files import WholeFile, content_or, mapping, noting, number
+from posttrain.viewer.folder_files import content_or, mapping, noting, number
 from posttrain.viewer.kinds.json_rows import NO_ROWS, JsonRows, json_rows, text
 from posttrain.viewer.kinds.kind_answers import CalibrationCurve, CalibrationPoint, PairPage, PairRow
 from posttrain.viewer.opened_run import OpenedRun
@@ -29,7 +29,7 @@ def pair_page(run: OpenedRun, *, step: int | None, sort: str, offset: int, limit
     kind = run.kind()
     faults: list[str] = []
     summary = content_or(EMPTY, run.summary.content, faults)
-    steps = [each for each in run.rollouts.steps()] if kind == "dpo" else []
+    steps = run.rollouts.steps() if kind == "dpo" else []
     step = steps[-1] if steps and step not in steps else step if steps else None
     if step is not None:
         rows = round_pairs(run, step, faults)
