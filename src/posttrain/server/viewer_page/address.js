@@ -26,6 +26,19 @@ export function search(query) {
   return kept.length ? "?" + new URLSearchParams(kept) : "";
 }
 
+// In a notebook the page is the text of a frame: its links are relative to the notebook's own address.
+const inNotebook = location.protocol === "about:";
+
+export function keepLinksInside() {
+  if (!inNotebook) return;
+  document.addEventListener("click", (event) => {
+    const found = event.target.closest("a[href^='#']");
+    if (!found || event.defaultPrevented) return;
+    event.preventDefault();
+    go(found.getAttribute("href"));
+  });
+}
+
 export function go(address) {
   location.hash = address;
 }
@@ -33,7 +46,9 @@ export function go(address) {
 // Change choices of the page that is shown without a new entry in the browser's history.
 export function choose(choices) {
   const { parts, query } = parsed(location.hash);
-  history.replaceState(null, "", link(parts, { ...query, ...choices }));
+  const address = link(parts, { ...query, ...choices });
+  if (inNotebook) return go(address);
+  history.replaceState(null, "", address);
   dispatchEvent(new HashChangeEvent("hashchange"));
 }
 

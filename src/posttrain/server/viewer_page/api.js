@@ -7,6 +7,9 @@ const answers = embedded ? JSON.parse(embedded.textContent) : null;
 
 export const exported = answers !== null;
 
+// What an exported file has of its runs: {rollouts, of, left_out}.
+export const contents = exported ? answers.export : null;
+
 // Take the token out of the address that the terminal printed; `#token=…&/run/0` also names a page.
 export function keepToken() {
   const [, token, rest] = location.hash.match(/^#token=([^&]*)&?(.*)$/) || [];

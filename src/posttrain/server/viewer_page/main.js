@@ -1,8 +1,8 @@
 // The frame around every page: where one is, the tabs of a run, colours, keys.
-import { above, link, parsed } from "./address.js";
-import { exported, keepToken } from "./api.js";
+import { above, keepLinksInside, link, parsed } from "./address.js";
+import { contents, exported, keepToken } from "./api.js";
 import { html, mount, useEffect, useRef, useState } from "./dom.js";
-import { plain } from "./format.js";
+import { counted, number, plain } from "./format.js";
 import { listenForKeys, shown } from "./keys.js";
 import { useAnswer, useVersion } from "./loading.js";
 import { pages, tabsOf } from "./pages.js";
@@ -57,7 +57,7 @@ function App() {
   usePlace(parts);
   const run = parts[0] === "run" ? runs.find((one) => String(one.run) === parts[1]) : undefined;
   useEffect(() => { document.title = [...crumbs(parts, run).map(([name]) => name).reverse(), "posttrain"].join(" · "); });
-  return html`<${Header} parts=${parts} run=${run} runs=${runs} /><main id="page">
+  return html`<${Header} parts=${parts} run=${run} runs=${runs} /><main id="page">${exported && html`<${FileNote} />`}
     ${error && html`<${Fault} text=${error} />`}${!data && !error && html`<${Skeleton} />`}
     ${data && html`<${Shown} parts=${parts} query=${query} run=${run} runs=${runs} faults=${data.faults} />`}</main>`;
 }
@@ -70,6 +70,14 @@ function Shown({ parts, query, run, runs, faults }) {
   if (!Page) return html`<${Empty}>This address names nothing here. <a href="#/">All runs</a><//>`;
   return html`<${Page} key=${place + name} run=${run} runs=${runs} rest=${parts.slice(place === "run" ? 3 : 1)} query=${query} runs=${runs}
     version=${version} />`;
+}
+
+// What a file that was exported leaves out.
+function FileNote() {
+  const { rollouts, of, left_out: leftOut } = contents;
+  const missing = leftOut.length ? ` ${counted(leftOut.length, "page")} did not fit.` : "";
+  return html`<p class="note exported" role="status">This file has ${number(rollouts)} of ${counted(of, "rollout")}.${missing}${
+    (rollouts < of || missing) && html` Open the run folder with <code>posttrain view</code> to see all.`}</p>`;
 }
 
 function Header({ parts, run, runs }) {
@@ -112,5 +120,6 @@ function label([, , page, ...rest]) {
 }
 
 keepToken();
+keepLinksInside();
 listenForKeys();
 mount(html`<${App} />`, document.getElementById("app"));

@@ -1,6 +1,6 @@
 // Rollouts as a table that scrolls through any number of rows: only what is in sight is asked for, 100 rows at a time.
 import { choose, link } from "./address.js";
-import { get, pathOf } from "./api.js";
+import { exported, get, pathOf } from "./api.js";
 import { outcomeColour, scaleOf } from "./colours.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { counted, number, plain } from "./format.js";
@@ -54,7 +54,7 @@ export function RolloutList({ run, source, step, query, version, tall }) {
     const row = (pages.get(Math.floor(place / PAGE)) || [])[place % PAGE];
     rows.push(html`<${Row} key=${place} place=${place} row=${row} run=${run} on=${place === at} oneStep=${step !== undefined} />`);
   }
-  return html`<${Filters} head=${head} query=${query} />${head && (head.faults || []).map((text) => html`<${Fault} text=${text} />`)}
+  return html`${!exported && html`<${Filters} head=${head} query=${query} />`}${head && (head.faults || []).map((text) => html`<${Fault} text=${text} />`)}
     ${head && !head.failed && html`<p class="note" role="status">${told(head)}</p>`}
     ${!head && html`<${Skeleton} lines=${10} />`}${head && head.done && !matches ? html`<${Empty}>No rollout matches these choices.<//>` : html`<div class=${"virtual" + (tall ? " tall" : "")} ref=${box}
       data-scroller onScroll=${noted} role="table" aria-rowcount=${matches} aria-label="rollouts"><${Titles} oneStep=${step !== undefined} /><div role="rowgroup" style=${{ height: matches * ROW_PX + "px" }}>${rows}</div></div>`}`;

@@ -5,15 +5,18 @@ const KEY = "posttrain-theme";
 const NEXT = { system: "light", light: "dark", dark: "system" };
 const CHANGED = "posttrain-theme-changed";
 
+// A page in a notebook's frame may not keep anything.
+const store = location.protocol === "about:" ? { getItem: () => null, setItem: () => null } : localStorage;
+
 export function theme() {
-  return localStorage.getItem(KEY) || "system";
+  return store.getItem(KEY) || "system";
 }
 
 export function useThemeChoice() {
   const [chosen, setChosen] = useState(theme());
   useEffect(() => {
     document.documentElement.dataset.theme = chosen;
-    localStorage.setItem(KEY, chosen);
+    store.setItem(KEY, chosen);
     dispatchEvent(new Event(CHANGED));
   }, [chosen]);
   return [chosen, () => setChosen((now) => NEXT[now] || "light")];

@@ -35,10 +35,10 @@ def demonstration_page(run: OpenedRun, step: int | None) -> DemonstrationPage:
 
 
 def kept_rows(run: OpenedRun, step: int, faults: list[str]) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
     with noting(faults):
-        rows: list[dict[str, object]] = run.demonstrations.kept(step, COLUMNS).to_pylist()
-        return rows
-    return []
+        rows = run.demonstrations.kept(step, COLUMNS).to_pylist()
+    return rows
 
 
 def demonstration_row(

@@ -29,6 +29,7 @@ FACTS = ("iterations", "gap", "visits_gap", "value_lost", "value_lost_greedy", "
 DIGITS = 6
 NOTHING: Mapping[str, object] = MappingProxyType({})
 Arrays = Mapping[str, ndarray]
+NO_ARRAYS: Arrays = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class Shape:
 def grid_page(run: OpenedRun) -> GridPage:
     faults: list[str] = []
     summary = content_or(NOTHING, run.summary.content, faults)
-    arrays: Arrays = content_or({}, run.whole_file("reward.npz", read_arrays, {}).content, faults)
+    arrays = content_or(NO_ARRAYS, run.whole_file("reward.npz", read_arrays, NO_ARRAYS).content, faults)
     lacks = [] if arrays or faults else ["reward.npz: the run is not finished"]
     shape, maps, arrows, terminal = Shape(width=1, height=1, upwards=False, moves=None), [], [], []
     if arrays:
@@ -72,7 +73,7 @@ def grid_page(run: OpenedRun) -> GridPage:
     )
 
 
-def read_arrays(content: bytes) -> dict[str, ndarray]:
+def read_arrays(content: bytes) -> Arrays:
     """The arrays of a file; nothing in it is run.  Raises ValueError."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as packed:

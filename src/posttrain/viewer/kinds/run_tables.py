@@ -16,12 +16,14 @@ NUMBERS = ("greedy", "pass_at_8", "mean_length", "kl_per_completion", "kl_per_to
 COSTS = ("training_seconds", "seconds", "peak_memory_bytes")
 HEADLINES = ("accuracy_sampled", "score", "reward")
 EMPTY: Mapping[str, object] = MappingProxyType({})
+NO_OBJECT: dict[str, object] = {}
+NO_LIST: list[object] = []
 
 
 def comparison_page(run: OpenedRun, others: Sequence[OpenedRun]) -> ComparisonPage:
     """The table of a comparison; `others` are all open runs."""
     faults: list[str] = []
-    content = content_or(EMPTY, run.whole_file("comparison.json", json_object, {}).content, faults)
+    content = content_or(EMPTY, run.whole_file("comparison.json", json_object, NO_OBJECT).content, faults)
     cells = [mapping(each) for each in as_list(content.get("cells"))]
     measured = [name for name in HEADLINES if any(name in mapping(cell.get("after")) for cell in cells)]
     measure = next((name for name in measured if any(headline(cell, "after", name) is not None for cell in cells)), "")
@@ -84,14 +86,17 @@ def curves_of(cells: Sequence[Mapping[str, object]], measure: str) -> list[Curve
         steps, values = [int(number(point[0]) or 0) for point in points], [number(point[2]) for point in points]
         name = f"{cell.get('variant')}, seed {cell.get('seed')}"
         lines += [Line(name=name, steps=steps, values=values, low=[], high=[], axis="left")] if points else []
-    scale = "share" if measure.startswith("accuracy") else "linear"
-    return [Curves(panel=measure, unit="by tokens sampled", scale=scale, lines=lines)] if lines else []
+    if not lines:
+        return []
+    share = measure.startswith("accuracy")
+    return [Curves(panel=measure, unit="by tokens sampled", scale="share" if share else "linear", lines=lines)]
 
 
 def phases_page(run: OpenedRun, others: Sequence[OpenedRun]) -> PhasesPage:
     """The phases that are finished, then those that have begun."""
     faults: list[str] = []
-    finished = [mapping(each) for each in content_or([], run.whole_file("phases.json", json_list, []).content, faults)]
+    listed = content_or(NO_LIST, run.whole_file("phases.json", json_list, NO_LIST).content, faults)
+    finished = [mapping(each) for each in listed]
     entries = []
     for at, each in enumerate(finished, start=1):
         summary = mapping(each.get("summary"))

@@ -1,0 +1,244 @@
+"""An exported file: the viewer's page with answers about some runs, as many as fit a size."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from urllib.parse import quote, urlencode
+
+from posttrain.errors import UserError
+from posttrain.viewer.answer_types import Source
+from posttrain.viewer.exported.chosen_rollouts import Group, alarmed_groups, other_groups
+from posttrain.viewer.exported.exported_page import embedded_json, page_html
+from posttrain.viewer.exported.size_limit import SizedAnswers
+from posttrain.viewer.folder_files import Unreadable
+from posttrain.viewer.kinds.run_pictures import PICTURES
+from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.rollout_answers import ShownRollout, RowPage
+from posttrain.viewer.viewer_answers import Answer, NoSuchAnswer, OpenedRuns, answer, kind_pages
+
+PAGE_OF_ROWS = 100
+"""Rows that the page asks for at a time."""
+BEHAVIOUR_PARTS = 200
+"""Questions for the curves of behaviours, which are computed in parts."""
+ROOM_FOR_NOTE = 2000
+"""Bytes for what the file says of itself."""
+ROOM_FOR_LISTS = 1500
+"""Bytes of two pages of rows without their rows."""
+MOST_LEFT_OUT = 20
+"""Pages that did not fit and are named."""
+MOST_COMPARED = 4
+"""Runs of which each pair is compared."""
+MISSES = 12
+"""Groups in a row that are too large before no further one is tried."""
+EXTRAS = ("held-out", "problems", "steps", "behaviours")
+"""Further pages of a run, kept where they fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedFile:
+    """One HTML file, and what it has."""
+
+    html: str
+    num_rollouts: int
+    of_rollouts: int
+    left_out: tuple[str, ...]
+    """Pages that did not fit."""
+
+
+@dataclass
+class KeptRun:
+    """What a file has of one run."""
+
+    at: int
+    run: OpenedRun
+    rows: dict[Source, list[ShownRollout]] = field(default_factory=lambda: {"rollouts": [], "evaluations": []})
+    groups: list[Group] = field(default_factory=list)
+
+    @property
+    def num_rollouts(self) -> int:
+        return sum(map(len, self.rows.values()))
+
+
+def export_runs(runs: OpenedRuns, limit: int) -> ExportedFile:
+    """The runs as one file of at most `limit` bytes.  Raises UserError where not even their overviews fit."""
+    kept = [KeptRun(at, shown.run) for at, shown in enumerate(runs.shown)]
+    overviews = needed(runs)
+    sized = SizedAnswers(limit - len(page_html({}).encode()) - ROOM_FOR_NOTE)
+    if not sized.add(overviews):
+        least = (limit - sized.limit + sum(map(len, map(embedded_json, overviews.values())))) / 1e6
+        rule = f"the page and the overviews need {least:.2f}MB"
+        raise UserError(f"size = {limit / 1e6:g}MB: {rule}.  Use a larger size.")
+    add_groups(runs, kept, {each.at: iter(alarmed_groups(each.run)) for each in kept}, sized)
+    pages = [(f"run/{each.at}/{name}", asked(runs, each, name)) for each in kept for name in extras(each)]
+    pages += comparisons(runs)
+    left_out = [path for path, answers in pages if not sized.add(answers)]
+    add_groups(runs, kept, {each.at: other_groups(each.run) for each in kept}, sized)
+    sized.reserved = 0
+    for each in kept:
+        added = sized.add(row_pages(each))
+        assert added, "room was reserved for the lists of rows"
+    counts = sum(each.num_rollouts for each in kept), sum(all_rollouts(each.run) for each in kept)
+    note = {"rollouts": counts[0], "of": counts[1], "left_out": left_out[:MOST_LEFT_OUT]}
+    html = page_html({**sized.texts, "export": embedded_json(note)})
+    assert len(html.encode()) <= limit, (len(html.encode()), limit)
+    return ExportedFile(html=html, num_rollouts=counts[0], of_rollouts=counts[1], left_out=tuple(left_out))
+
+
+def needed(runs: OpenedRuns) -> dict[str, object]:
+    """The list of runs and their overviews."""
+    paths = ["runs", *(f"run/{at}/{name}" for at in range(len(runs.shown)) for name in ("state", "overview"))]
+    return {address(path): found for path in paths if (found := answered(runs, path)) is not None}
+
+
+def extras(kept: KeptRun) -> list[str]:
+    """Further pages of a run, that of its kind first."""
+    return [*(page["path"] for page in kind_pages(kept.run)), *(f"picture/{name}" for name in PICTURES), *EXTRAS]
+
+
+def asked(runs: OpenedRuns, kept: KeptRun, name: str) -> dict[str, object]:
+    """The answers behind a further page; none where the run has no such page."""
+    base = f"run/{kept.at}"
+    if name in EXTRAS and not kept.run.rollouts.steps() and not kept.run.evaluations.steps():
+        return {}
+    if name.startswith("picture/") and not (kept.run.folder / PICTURES[name.removeprefix("picture/")]).is_file():
+        return {}
+    queries: list[dict[str, str]] = [{"source": "rollouts"}] if name == "steps" else [{}]
+    if name in ("pairs", "demonstrations"):
+        first = answered(runs, f"{base}/{name}") or {}
+        steps = first.get("steps")
+        queries += [{"step": str(step)} for step in (steps if isinstance(steps, list) else [])]
+    found: dict[str, object] = {}
+    for query in queries:
+        reply = finished_answer(runs, f"{base}/{name}", query)
+        found |= {} if reply is None else {address(f"{base}/{name}", query): reply}
+    return found
+
+
+def finished_answer(runs: OpenedRuns, path: str, query: dict[str, str]) -> Answer | None:
+    """An answer that is computed in parts is asked for until it is done."""
+    reply = answered(runs, path, query)
+    for _ in range(BEHAVIOUR_PARTS):
+        if reply is None or reply.get("done", True):
+            break
+        reply = answered(runs, path, query)
+    return reply
+
+
+def comparisons(runs: OpenedRuns) -> list[tuple[str, dict[str, object]]]:
+    """Two runs problem by problem, for the pairs of a few."""
+    numbers = range(len(runs.shown) if len(runs.shown) <= MOST_COMPARED else 0)
+    queries = [{"a": str(a), "b": str(b)} for a in numbers for b in numbers if a != b]
+    found = [(query, answered(runs, "compare", query)) for query in queries]
+    return [(f"compare {query['a']} {query['b']}", {address("compare", query): reply}) for query, reply in found]
+
+
+def add_groups(
+    runs: OpenedRuns, kept: list[KeptRun], waiting: dict[int, Iterator[Group]], sized: SizedAnswers
+) -> None:
+    """Add groups of each run by turns until no more fit, and reserve room for the lists of their rows."""
+    misses = 0
+    while waiting and misses < MISSES:
+        for each in kept:
+            group = next(waiting[each.at], None) if each.at in waiting else None
+            if group is None:
+                waiting.pop(each.at, None)
+                continue
+            answers, rows = group_answers(runs, each, group)
+            room = 2 * len(embedded_json(rows)) + ROOM_FOR_LISTS  # in the list of the run and in that of the step
+            if answers and sized.add(answers, reserve=room):
+                misses = 0
+                each.rows[group[0]] += rows
+                each.groups.append(group)
+                sized.add(problem_answers(runs, each, group, rows))
+            else:
+                misses += 1
+
+
+def group_answers(runs: OpenedRuns, kept: KeptRun, group: Group) -> tuple[dict[str, object], list[ShownRollout]]:
+    """A group with its rollouts and its step, and the rows of its rollouts."""
+    source, step, name = group
+    base = f"run/{kept.at}"
+    found: dict[str, object] = {}
+    rows: list[ShownRollout] = []
+    page = answered(runs, f"{base}/group/{source}/{step}/{name}")
+    if page is None:
+        return {}, []
+    found[address(f"{base}/group/{source}/{step}/{name}")] = page
+    rollouts = page["rollouts"]
+    assert isinstance(rollouts, list)
+    for rollout in rollouts:
+        path = f"{base}/rollout/{rollout['at']}"
+        reply = answered(runs, path)
+        if reply is not None:
+            found[address(path)] = reply
+            row = reply["row"]
+            assert isinstance(row, dict)
+            rows.append(row)  # type: ignore[arg-type]  # a ShownRollout, as the page has it
+    if source == "rollouts" and (reply := answered(runs, f"{base}/step/{step}")) is not None:
+        found[address(f"{base}/step/{step}")] = reply
+    return found, rows
+
+
+def problem_answers(runs: OpenedRuns, kept: KeptRun, group: Group, rows: list[ShownRollout]) -> dict[str, object]:
+    """The completions of a held-out problem over training."""
+    path, query = f"run/{kept.at}/problem", {"id": rows[0]["prompt_id"]} if rows else {}
+    if group[0] == "rollouts" or not query or (reply := answered(runs, path, query)) is None:
+        return {}
+    return {address(path, query): reply}
+
+
+def row_pages(kept: KeptRun) -> dict[str, object]:
+    """The lists of the rollouts that are kept: of the run, and of each step."""
+    found: dict[str, object] = {}
+    for source, rows in kept.rows.items():
+        total = sum(kept.run.files(source).file(step).num_rows for step in readable_steps(kept.run, source))
+        found |= listed(kept, {"source": source}, rows, total)
+        for step in {row["step"] for row in rows}:
+            own = [row for row in rows if row["step"] == step]
+            found |= listed(kept, {"source": source, "step": str(step)}, own, kept.run.files(source).file(step).num_rows)
+    return found
+
+
+def listed(kept: KeptRun, query: dict[str, str], rows: list[ShownRollout], total: int) -> dict[str, object]:
+    """Pages of 100 rows, as the page asks for them."""
+    ordered = sorted(rows, key=lambda row: (row["step"], row["draw"], row["sample"], row["rollout"]))
+    found: dict[str, object] = {}
+    for offset in range(0, max(1, len(ordered)), PAGE_OF_ROWS):
+        page = RowPage(
+            total=total,
+            matches=len(ordered),
+            offset=offset,
+            done=True,
+            looked_at=1,
+            of_files=1,
+            rows=ordered[offset : offset + PAGE_OF_ROWS],
+            outcomes=[],
+            terms=[],
+            faults=[],
+        )
+        bounds = {"offset": str(offset), "limit": str(PAGE_OF_ROWS)}
+        found[address(f"run/{kept.at}/rows", {**query, **bounds})] = page
+    return found
+
+
+def all_rollouts(run: OpenedRun) -> int:
+    sources: tuple[Source, Source] = ("rollouts", "evaluations")
+    return sum(run.files(each).file(step).num_rows for each in sources for step in readable_steps(run, each))
+
+
+def readable_steps(run: OpenedRun, source: Source) -> list[int]:
+    return [step for step, _ in run.files(source).readable([])]
+
+
+def answered(runs: OpenedRuns, path: str, query: dict[str, str] | None = None) -> Answer | None:
+    """None where there is no such answer; a file that cannot be read is a line on its page."""
+    try:
+        return answer(runs, path, query or {})
+    except NoSuchAnswer:
+        return None
+    except Unreadable as fault:
+        return {"faults": [str(fault)]}
+
+
+def address(path: str, query: dict[str, str] | None = None) -> str:
+    """An address as the page writes it."""
+    return f"/api/{quote(path)}" + (f"?{urlencode(query)}" if query else "")

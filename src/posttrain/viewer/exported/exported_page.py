@@ -1,0 +1,64 @@
+"""The page as one file: its style and scripts inside, each allowed by its digest and nothing else."""
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Mapping
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+
+from posttrain.viewer.exported.module_bundle import bundled
+
+PAGE = Path(str(files("posttrain") / "server" / "viewer_page"))
+STYLE = re.compile(r'<link rel="stylesheet" href="/page/([\w./-]+)">\n')
+SCRIPT = re.compile(r'<script src="/page/([\w./-]+)" (defer|type="module")></script>\n')
+ENDS_ELEMENT = re.compile(r"</(?=script|style)|<!--", re.IGNORECASE)
+"""What would end a script or style, or change how the rest of it is read."""
+
+
+def page_html(answers: Mapping[str, str]) -> str:
+    """The page with answers by address, each as JSON text of `embedded_json`."""
+    index = (PAGE / "index.html").read_text(encoding="utf-8")
+    styles = [safe_inside((PAGE / name).read_text(encoding="utf-8")) for name in STYLE.findall(index)]
+    scripts = [script(name, kind) for name, kind in SCRIPT.findall(index)]
+    inside = "".join(f"<style>{style}</style>\n" for style in styles)
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy(styles, scripts)}">\n'
+    head, _, rest = SCRIPT.sub("", STYLE.sub("", index)).partition("</head>")
+    body, _, end = rest.partition("</body>")
+    data = ",".join(f"{embedded_json(path)}:{answer}" for path, answer in answers.items())
+    embedded = f'<script type="application/json" id="answers">{{{data}}}</script>\n'
+    code = "".join(f"<script>{each}</script>\n" for each in scripts)
+    opened, charset, more = head.partition('<meta charset="utf-8">\n')
+    return f"{opened}{charset}{meta}{more}{inside}</head>{body}{embedded}{code}</body>{end}"
+
+
+def script(name: str, kind: str) -> str:
+    if kind == "defer":
+        return safe_inside((PAGE / name).read_text(encoding="utf-8"))
+    modules = {file.stem: file.read_text(encoding="utf-8") for file in PAGE.glob("*.js")}
+    return safe_inside(bundled(modules, Path(name).stem))
+
+
+def safe_inside(code: str) -> str:
+    """Code that no tag in it can end: in strings and patterns of scripts, `\\/` and `\\!` are the same characters."""
+    return ENDS_ELEMENT.sub(lambda found: f"{found[0][0]}\\{found[0][1:]}", code)
+
+
+def policy(styles: list[str], scripts: list[str]) -> str:
+    """The content-security policy: these styles and scripts, pictures inside the file, and no request."""
+    allowed = [" ".join(f"'sha256-{digest(each)}'" for each in part) for part in (styles, scripts)]
+    return (
+        f"default-src 'none'; style-src {allowed[0]}; script-src {allowed[1]}; img-src data:; base-uri 'none';"
+        " form-action 'none'"
+    )
+
+
+def digest(code: str) -> str:
+    return b64encode(sha256(code.encode()).digest()).decode()
+
+
+def embedded_json(value: object) -> str:
+    """JSON that can stand inside a script element: ASCII, in which halves of surrogate pairs survive, without tags."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
