@@ -73,7 +73,7 @@ class Browser:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.send("Emulation.setDeviceMetricsOverride", **size)
         self.send("Page.navigate", url=address)
-        self.until("location.protocol.startsWith('http') && document.readyState === 'complete'")
+        self.until("/^(http|file)/.test(location.protocol) && document.readyState === 'complete'")
 
     def run(self, program: str) -> Any:
         """The value of an expression in the page."""

@@ -8,13 +8,18 @@ import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from posttrain.commands.arguments import split_arguments
 from posttrain.commands.flags import COMMAND_LINE, CommandSpec, read_flags
 from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded
 from posttrain.server.addresses import Port, serve_extra
+
+if TYPE_CHECKING:
+    from posttrain.viewer.viewer_answers import OpenedRuns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +30,21 @@ class ViewSwitches(Bounded):
     """Port of 127.0.0.1 to listen on; 0 takes a free one."""
     open: bool = True
     """Open a browser where there is a display; the address is printed in any case."""
+    export: str = ""
+    """Write the page with its data to this HTML file, which opens without a server, and serve nothing."""
+    size: str = "20MB"
+    """Largest size of the exported file, such as 500KB or 20MB.  Rollouts that do not fit are left out and counted."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain view [FOLDER ...]",
     description="Show runs in a browser: every step, group and completion, token by token.  Without a folder it lists"
-    " the runs below `runs/`; several folders are compared.  The page follows a run that goes on.  Ctrl-C ends it.",
+    " the runs below `runs/`; several folders are compared.  The page follows a run that goes on.  Ctrl-C ends it."
+    "  `posttrain view hack` opens a small run that comes with the package, with something to find.",
     switches=ViewSwitches(),
 )
+BUNDLED_RUNS = {"hack": "planted-hack"}
+"""Names of runs that come with the package -> their folders."""
 RUNS = Path("runs")
 """Where runs are looked for if none is named."""
 
@@ -41,12 +53,10 @@ def main(arguments: Sequence[str]) -> int:
     """Serve the page until interrupted."""
     given = split_arguments(arguments, PROGRAM)
     _, switches = read_flags(given.flags, PROGRAM, {})
-    folders = [Path(each) for each in given.positional]
+    folders = [run_folder(each) for each in given.positional]
     missing = [folder for folder in folders if not folder.is_dir()]
     if missing:
         raise UserError(f"{COMMAND_LINE}: {missing[0]}: the folder does not exist.  Name the folder of a run.")
-    with serve_extra("posttrain view"):
-        from posttrain.server.viewer_routes import RunViewer
     from posttrain.viewer.run_folders import holds_runs, is_run, run_folders
     from posttrain.viewer.viewer_answers import OpenedRuns
 
@@ -56,11 +66,42 @@ def main(arguments: Sequence[str]) -> int:
     runs = OpenedRuns.of(folders) if below is None else OpenedRuns.of(run_folders(below), below=below)
     if not runs.shown:
         raise UserError(f"{COMMAND_LINE}: {below}: no run there.  Name the folder of a run, or train one first.")
+    if switches.export:
+        return export(runs, switches)
+    with serve_extra("posttrain view"):
+        from posttrain.server.viewer_routes import RunViewer
     server = RunViewer(runs, port=switches.port)
     print(f"{server.address}\n(Ctrl-C ends it)", flush=True)
     if switches.open and has_display():
         webbrowser.open(server.address)
     server.serve_until_signal()
+    return 0
+
+
+def run_folder(name: str) -> Path:
+    """The folder of that name, or of a run that comes with the package."""
+    if name in BUNDLED_RUNS and not Path(name).exists():
+        return Path(str(files("posttrain") / "assets" / BUNDLED_RUNS[name]))
+    return Path(name)
+
+
+def export(runs: "OpenedRuns", switches: ViewSwitches) -> int:
+    """Write the runs to one file."""
+    from posttrain.runs.files import write_atomically, writing
+    from posttrain.viewer.exported.export import export_runs
+    from posttrain.viewer.exported.size_limit import size_in_bytes
+
+    target = Path(switches.export)
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"{COMMAND_LINE}: --export {target}: must end in .html.  Name the file that is to be written.")
+    try:
+        limit = size_in_bytes(switches.size)
+    except ValueError as error:
+        raise UserError(f"{COMMAND_LINE}: --{error}.") from error
+    made = export_runs(runs, limit)
+    with writing(target, target.parent):
+        write_atomically(target, made.html.encode())
+    print(f"{target}: {len(made.html.encode()) / 1e6:.1f} MB, {made.num_rollouts:,} of {made.of_rollouts:,} rollouts")
     return 0
 
 
