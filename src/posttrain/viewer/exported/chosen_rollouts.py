@@ -1,7 +1,7 @@
 """Which groups of a run's rollouts an exported file has, best first.
 
-Those that alarms are about come first, then held-out problems before and after training, then groups of all steps, spread
-evenly however many fit: the first step, the last, the one in the middle, those between.
+Those that alarms are about come first, then held-out problems before and after training, then groups of all steps,
+spread evenly however many fit: the first step, the last, the one in the middle, those between.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ def held_out_groups(run: OpenedRun) -> list[Group]:
     """The first problems of the first and the last evaluation, by turns."""
     steps = run.evaluations.steps()
     ends = dict.fromkeys((*steps[:1], *steps[-1:]))
-    named: list[list[Group]] = [[("evaluations", step, name) for name in group_names(run, "evaluations", step)] for step in ends]
+    named = [groups_at(run, "evaluations", step) for step in ends]
     return [group for pair in islice(in_turns(named), HELD_OUT_FIRST) for group in pair]
 
 
@@ -52,7 +52,7 @@ def spread_groups(run: OpenedRun) -> Iterator[Group]:
     """One group of each step, then a second one of each, and so on; evaluations are steps like others."""
     places: list[tuple[Source, int]] = [("rollouts", step) for step in evenly(run.rollouts.steps())]
     places += [("evaluations", step) for step in evenly(run.evaluations.steps())]
-    for groups in in_turns([[(*place, name) for name in group_names(run, *place)] for place in places]):
+    for groups in in_turns([groups_at(run, *place) for place in places]):
         yield from groups
 
 
@@ -62,10 +62,10 @@ def in_turns(lists: Sequence[Sequence[Group]]) -> Iterator[list[Group]]:
         yield [each[at] for each in lists if at < len(each)]
 
 
-def group_names(run: OpenedRun, source: Source, step: int) -> list[str]:
-    """None for a file that cannot be read."""
+def groups_at(run: OpenedRun, source: Source, step: int) -> list[Group]:
+    """Those of a step; none of a file that cannot be read."""
     try:
-        return [group["group"] for group in step_page(run, source, step)["groups"]]
+        return [(source, step, group["group"]) for group in step_page(run, source, step)["groups"]]
     except Unreadable:
         return []
 

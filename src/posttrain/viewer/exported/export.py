@@ -12,7 +12,7 @@ from posttrain.viewer.exported.size_limit import SizedAnswers
 from posttrain.viewer.folder_files import Unreadable
 from posttrain.viewer.kinds.run_pictures import PICTURES
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.rollout_answers import ShownRollout, RowPage
+from posttrain.viewer.rollout_answers import RowPage, ShownRollout
 from posttrain.viewer.viewer_answers import Answer, NoSuchAnswer, OpenedRuns, answer, kind_pages
 
 PAGE_OF_ROWS = 100
@@ -193,8 +193,8 @@ def row_pages(kept: KeptRun) -> dict[str, object]:
         total = sum(kept.run.files(source).file(step).num_rows for step in readable_steps(kept.run, source))
         found |= listed(kept, {"source": source}, rows, total)
         for step in {row["step"] for row in rows}:
-            own = [row for row in rows if row["step"] == step]
-            found |= listed(kept, {"source": source, "step": str(step)}, own, kept.run.files(source).file(step).num_rows)
+            own, of_step = [row for row in rows if row["step"] == step], kept.run.files(source).file(step).num_rows
+            found |= listed(kept, {"source": source, "step": str(step)}, own, of_step)
     return found
 
 
