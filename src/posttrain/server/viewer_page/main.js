@@ -5,7 +5,7 @@ import { html, mount, useEffect, useRef, useState } from "./dom.js";
 import { counted, number, plain } from "./format.js";
 import { listenForKeys, shown } from "./keys.js";
 import { useAnswer, useVersion } from "./loading.js";
-import { pages, tabsOf } from "./pages.js";
+import { pageOf, pages, tabsOf } from "./pages.js";
 import { Empty, Fault, Skeleton } from "./parts.js";
 import { RunList, State } from "./runs.js";
 import { useThemeChoice } from "./theme.js";
@@ -65,7 +65,7 @@ function App() {
 function Shown({ parts, query, run, runs, faults }) {
   const version = useVersion(run ? run.run : null, Boolean(run) && run.state === "running" && !exported);
   const [place, , name = ""] = parts;
-  const Page = place === "run" ? run && pages[name] : pages[place];
+  const Page = place === "run" ? run && pageOf(run, name) : pages[place];
   if (!parts.length) return html`<${RunList} runs=${runs} faults=${faults} />`;
   if (!Page) return html`<${Empty}>This address names nothing here. <a href="#/">All runs</a><//>`;
   return html`<${Page} key=${place + name} run=${run} runs=${runs} rest=${parts.slice(place === "run" ? 3 : 1)} query=${query} runs=${runs}

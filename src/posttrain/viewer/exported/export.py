@@ -131,9 +131,7 @@ def comparisons(runs: OpenedRuns) -> list[tuple[str, dict[str, object]]]:
     return [(f"compare {query['a']} {query['b']}", {address("compare", query): reply}) for query, reply in found]
 
 
-def add_groups(
-    runs: OpenedRuns, kept: list[KeptRun], waiting: dict[int, Iterator[Group]], sized: SizedAnswers
-) -> None:
+def add_groups(runs: OpenedRuns, kept: list[KeptRun], waiting: dict[int, Iterator[Group]], sized: SizedAnswers) -> None:
     """Add groups of each run by turns until no more fit, and reserve room for the lists of their rows."""
     misses = 0
     while waiting and misses < MISSES:
