@@ -4,9 +4,10 @@ import json
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, SupportsFloat, SupportsIndex
+from typing import TYPE_CHECKING, Literal, Protocol, SupportsFloat, SupportsIndex
 
 import torch
 from jaxtyping import Float64
@@ -145,6 +146,12 @@ class CheckpointReport:
     path: Path
 
 
+class HtmlBlock(Protocol):
+    """What a notebook shows as HTML."""
+
+    def _repr_html_(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A finished, or interrupted, run."""
@@ -173,6 +180,16 @@ class Run:
     ) -> "pandas.DataFrame":
         """The same as a pandas frame.  Raises UserError where pandas is not installed."""
         return pandas_frame(self.rollouts(kept, steps=steps, columns=columns))
+
+    def show(self, *, size: str = "3MB", height: int = 720) -> "HtmlBlock":
+        """The run in a notebook: the viewer's page in a frame of this height, without a server.
+
+        It has as many rollouts as fit `size`, and says how many it leaves out; `posttrain view` shows all.
+        """
+        # By name: the viewer is above what it reads, and loaded only here.
+        notebook = import_module("posttrain.viewer.exported.notebook")
+        page: HtmlBlock = notebook.notebook_page(self.folder, size=size, height=height)
+        return page
 
 
 def open_run(folder: str | Path) -> Run:

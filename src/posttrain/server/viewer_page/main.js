@@ -49,10 +49,11 @@ function usePlace(parts) {
 }
 
 function App() {
-  const { parts, query } = useAddress();
+  const { parts: asked, query } = useAddress();
   const [running, setRunning] = useState(false);
   const { data, error } = useAnswer("/api/runs", useTicks(running));
   const runs = data ? data.runs : [];
+  const parts = exported && runs.length === 1 && !asked.length ? ["run", String(runs[0].run)] : asked; // a file of one run opens at it
   useEffect(() => setRunning(runs.some((run) => run.state === "running")), [data]);
   usePlace(parts);
   const run = parts[0] === "run" ? runs.find((one) => String(one.run) === parts[1]) : undefined;

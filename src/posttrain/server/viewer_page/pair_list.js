@@ -2,13 +2,15 @@
 import { choose } from "./address.js";
 import { pathOf } from "./api.js";
 import { html } from "./dom.js";
-import { counted, number, percent, plain, signed, words } from "./format.js";
+import { counted, number, percent, plain, signed } from "./format.js";
 import { Answer } from "./loading.js";
 import { Empty, Fact, Section, Select, Tag, Visible } from "./parts.js";
 
 const PAGE = 50;
 const SORTS = [["", "in order"], ["margin", "most wrong first"], ["-margin", "widest margin first"]];
 const BINS = 24;
+const COUNTS = [["num_prompts", "prompts", number], ["num_judged", "judged", number], ["num_ties", "ties", number], ["num_open", "not judged yet", number],
+  ["longer_chosen_share", "longer answer chosen", percent]];
 
 export function PairsPage({ run, query, version }) {
   const asked = { step: query.step, sort: query.sort, offset: query.offset };
@@ -23,7 +25,7 @@ function Pairs({ page, query }) {
     ${page.total > 0 && html`<p class="note">Scores are ${page.scores}${page.unit && html` (${page.unit})`}.</p>`}
     <dl class="facts"><${Fact} name="pairs">${number(page.total)}<//>
       ${page.margins.length > 0 && html`<${Fact} name="rejected answer scores higher">${number(page.wrong)}<//>`}
-      ${Object.entries(page.counts).map(([name, value]) => html`<${Fact} key=${name} name=${words(name)}>${number(value)}<//>`)}</dl>
+      ${COUNTS.filter(([name]) => name in page.counts).map(([name, label, show]) => html`<${Fact} key=${name} name=${label}>${show(page.counts[name])}<//>`)}</dl>
     <div class="panels kinds">${page.margins.length > 1 && html`<${Margins} margins=${page.margins} />`}
       ${page.calibration.length > 0 && html`<${Calibration} curves=${page.calibration} />`}</div>
     <${Section} id="pairs" title=${counted(page.total, "pair")} actions=${html`<span class="bar">

@@ -44,6 +44,7 @@ def kept_rows(run: OpenedRun, step: int, faults: list[str]) -> list[dict[str, ob
 def demonstration_row(
     run: OpenedRun, row: Mapping[str, object], first: Mapping[str, object], faults: list[str]
 ) -> DemonstrationRow:
+    """A demonstration at a step, with its losses at the first one; tokens are numbers where there is no tokenizer."""
     tokens = [each for each in as_list(row.get("tokens")) if isinstance(each, int)][:MOST_TOKENS]
     learned = [bool(each) for each in as_list(row.get("learned"))][:MOST_TOKENS]
     pieces = [Piece(text=f" {token}", id=token, special=False, sampled=True, partial=False) for token in tokens]

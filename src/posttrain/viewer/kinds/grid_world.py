@@ -44,6 +44,7 @@ class Shape:
 
 
 def grid_page(run: OpenedRun) -> GridPage:
+    """All that the page of a world shows; what cannot be read is left out and named."""
     faults: list[str] = []
     summary = content_or(NOTHING, run.summary.content, faults)
     arrays = content_or(NO_ARRAYS, run.whole_file("reward.npz", read_arrays, NO_ARRAYS).content, faults)

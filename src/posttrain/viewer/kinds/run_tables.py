@@ -54,6 +54,7 @@ def comparison_page(run: OpenedRun, others: Sequence[OpenedRun]) -> ComparisonPa
 def compared_cell(
     run: OpenedRun, others: Sequence[OpenedRun], cell: Mapping[str, object], measure: str
 ) -> ComparedCell:
+    """A run of the comparison, with its number among the open ones."""
     seed = number(cell.get("seed"))
     place = run.folder / "cells" / f"{cell.get('variant')}-seed-{seed}"
     return ComparedCell(

@@ -19,7 +19,7 @@ SAMPLED = ("rewards of the round's completions", "")
 ROUND = ("draw", "sample", "prompt", "completion", "reward", "advantage")
 SORTS = {"margin": False, "-margin": True}
 """Orders by margin, and whether the largest comes first; any other order is the file's."""
-COUNTS = ("num_prompts", "num_pairs", "num_judged", "num_ties", "num_open", "longer_chosen_share")
+COUNTS = ("num_prompts", "num_judged", "num_ties", "num_open", "longer_chosen_share")
 MOST_MARGINS = 5000
 EMPTY: Mapping[str, object] = MappingProxyType({})
 
@@ -126,6 +126,7 @@ def round_pairs(run: OpenedRun, step: int, faults: list[str]) -> list[PairRow]:
 def pair_row(
     where: str, texts: tuple[str, str, str], scores: tuple[Number, Number], *, tie: bool = False, judge: str = ""
 ) -> PairRow:
+    """A pair of its texts (prompt, chosen, rejected) and its scores (chosen, rejected)."""
     prompt, chosen, rejected = texts
     of_chosen, of_rejected = scores
     return PairRow(
