@@ -8,8 +8,8 @@
 `posttrain.reward_function(solved, weight=0.5)` gives it a weight.  A model object is given as
 `train(config, policy=posttrain.as_policy(model, tokenizer))`; `Task`, `Engine`, `Algorithm` and `Watcher` say what your
 objects need; an `Environment` makes a `Reply` to each turn of a completion.
-`open_run` opens the folder of a run: `run.rollouts()` and `run.to_pandas()` are its completions, `run.show()` a page in a
-notebook.
+`open_run` opens the folder of a run: `run.rollouts()` and `run.to_pandas()` are its completions, and `run.show()` is a
+page in a notebook.
 `steps` is `train` one step at a time, `generate` samples outside any run, and
 `posttrain.course` has the functions of a course.  Importing this module loads nothing heavy: each name is loaded when
 it is first used.

@@ -154,6 +154,7 @@ def calibration(summary: Mapping[str, object], when: str) -> list[CalibrationCur
 
 
 def calibration_point(each: Mapping[str, object]) -> CalibrationPoint:
+    """A bin of summary.json."""
     low, high = ends(each.get("confidence"))
     right_low, right_high = ends(each.get("share_right_interval"))
     return CalibrationPoint(
