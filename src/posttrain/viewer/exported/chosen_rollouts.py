@@ -29,7 +29,7 @@ def other_groups(run: OpenedRun) -> Iterator[Group]:
 def alarmed_groups(run: OpenedRun) -> list[Group]:
     """Those that alarms link to."""
     found: dict[Group, None] = {}
-    for alarm in alarm_entries(run):
+    for alarm in alarm_entries(run, []):
         for link in alarm["links"]:
             source, step, group, _ = link["at"].split("/")
             found["evaluations" if source == "evaluations" else "rollouts", int(step), group] = None
