@@ -15,8 +15,10 @@ from posttrain.viewer.behaviour_curves import BehaviourCurves
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.rollout_page import MOST_TOKENS
 from posttrain.viewer.rollout_rows import RowPages, RowQuery
+from posttrain.viewer.run_folders import run_folders
 from posttrain.viewer.step_pages import partings
 from posttrain.viewer.token_pieces import TokenPieces
+from posttrain.viewer.viewer_answers import OpenedRuns, answer
 from tests.support.hostile_texts import HOSTILE
 from tests.support.viewed_folders import (
     END,
@@ -185,7 +187,7 @@ def test_a_run_is_followed_while_it_is_written(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 2, finished=False)
     opened = OpenedRun(run)
     pages, versions = RowPages(opened), [opened.version()]
-    assert (pages.page(RowQuery(), 0, 5)["total"], opened.last_step()) == (24, 2)
+    assert (pages.page(RowQuery(), 0, 5)["total"], opened.last_step(opened.metrics.records())) == (24, 2)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rew')  # a line that is being written
     assert (len(opened.metrics.records()), opened.metrics.faults) == (2, [])
@@ -194,14 +196,14 @@ def test_a_run_is_followed_while_it_is_written(tmp_path: Path) -> None:
         file.write('ard": 1.0}\n')
     write_rows(run / "rollouts/step-000003.parquet", step_rows(3))
     versions.append(opened.version())
-    assert (pages.page(RowQuery(), 0, 5)["total"], opened.last_step()) == (36, 3)
+    assert (pages.page(RowQuery(), 0, 5)["total"], opened.last_step(opened.metrics.records())) == (36, 3)
     # A resumed run cuts what came after its checkpoint, and writes it again.
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text(lines[0])
     for step in (2, 3):
         (run / f"rollouts/step-{step:06d}.parquet").unlink()
     versions.append(opened.version())
-    assert (pages.page(RowQuery(), 0, 5)["total"], opened.last_step()) == (12, 1)
+    assert (pages.page(RowQuery(), 0, 5)["total"], opened.last_step(opened.metrics.records())) == (12, 1)
     assert len({*versions}) == len(versions)
 
 
@@ -318,8 +320,6 @@ def test_nothing_of_torch_is_loaded(run: Path) -> None:
 
 
 def test_runs_are_found_below_a_folder_the_newest_first(tmp_path: Path) -> None:
-    from posttrain.viewer.run_folders import run_folders
-
     write_run(tmp_path / "old")
     write_run(tmp_path / "set/inner")
     (tmp_path / "set/comparison.json").write_text("{}")
@@ -328,6 +328,19 @@ def test_runs_are_found_below_a_folder_the_newest_first(tmp_path: Path) -> None:
     found = [folder.relative_to(tmp_path).as_posix() for folder in run_folders(tmp_path)]
     assert sorted(found) == ["old", "set", "set/inner"]
     assert ask(tmp_path / "set", path="runs")["runs"][0]["kind"] == "compare"
+
+
+def test_a_list_of_runs_reads_only_the_end_of_their_metrics_and_finds_runs_that_begin(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    padding = {f"behaviour/{each}": 0.123456789 for each in range(1000)}
+    for step in range(4, 20):
+        add_line(run, "metrics.jsonl", {"step": step, "reward": step / 100, **padding})
+    runs = OpenedRuns.of(run_folders(tmp_path), below=tmp_path)
+    [entry] = answer(runs, "runs", {})["runs"]
+    assert (entry["last_step"], entry["reward"], entry["faults"]) == (19, 0.19, [])
+    write_run(tmp_path / "another")
+    assert [each["name"] for each in answer(runs, "runs", {})["runs"]] == ["run", "another"]
+    assert len(answer(runs, "run/0/overview", {})["curves"][0]["lines"][0]["steps"]) == 19
 
 
 def test_json_has_no_number_that_json_lacks(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 from posttrain.errors import RunError, UserError, require
 from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveFloat, PositiveInt
 from posttrain.rewards import judge_prompts
-from posttrain.rewards.grading.answers import Graded, Texts
+from posttrain.rewards.grading.answers import DetailedGrade, Graded, Texts
 from posttrain.rewards.grading.calls import NEVER, Deadline, after
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, default_resources
@@ -38,6 +38,8 @@ from posttrain.schemas import require_no_password
 
 TRY_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 MAX_REPLY_BYTES = 4 << 20
+KEPT_CHARACTERS = 1000
+"""Of a reply in scores.jsonl."""
 
 
 class JudgeOutcome(StrEnum):
@@ -122,7 +124,13 @@ class JudgeReward(Bounded):
             judge = batch.scores if self.compare == "rubric" else batch.shares
             found = dict(zip(open_rows, await judge([(prompts[i], parts[i]) for i in open_rows]), strict=True))
         outcome = JudgeOutcome.DOUBTED if budget.doubted else JudgeOutcome.JUDGED
-        judged = {i: said if isinstance(said, ScoringFailure) else Graded(said, outcome) for i, said in found.items()}
+        judged: dict[int, Graded | ScoringFailure] = {}
+        for i, said in found.items():
+            reply = batch.replies.get((prompts[i], parts[i]))
+            if isinstance(said, ScoringFailure):
+                judged[i] = said
+            else:
+                judged[i] = Graded(said, outcome) if reply is None else DetailedGrade(said, outcome, {"reply": reply})
         return [verdict or judged[index] for index, verdict in enumerate(early)]
 
     def key(self) -> str:
@@ -172,6 +180,8 @@ class JudgeBatch:
     slots: asyncio.Semaphore = field(init=False)
     until: Deadline = NEVER
     key: str = ""
+    replies: dict[tuple[str, str], str] = field(default_factory=dict)
+    """What the judge said of a candidate to a prompt; nothing of pairs, where a reply is about two."""
 
     async def __aenter__(self) -> "JudgeBatch":
         import httpx
@@ -198,7 +208,13 @@ class JudgeBatch:
         fields = {"rubric": rubric or self.reward.rubric, "low": low, "high": high}
         candidate = judge_prompts.cut_candidate(part)
         messages = judge_prompts.judge_messages(judge_prompts.SINGLE, prompt, candidate, **fields)
-        return await self.verdict(messages, lambda reply: judge_prompts.score_in(reply, scale))
+
+        def read(reply: str) -> float:
+            value = judge_prompts.score_in(reply, scale)
+            self.replies[prompt, part] = self.without_key(reply)[:KEPT_CHARACTERS]
+            return value
+
+        return await self.verdict(messages, read)
 
     async def shares(self, rows: Sequence[tuple[str, str]]) -> list[float | ScoringFailure]:
         """Each candidate's share of the points of its pairs; 0.5 if it has no pair."""

@@ -16,6 +16,8 @@ from posttrain.runs.progress import visible
 
 MOST_BYTES = 64 << 20
 """Of a file that is read whole."""
+TAIL_BYTES = 64 << 10
+"""At the end of a journal."""
 MOST_FAULTS = 20
 """Damaged lines that a journal names one by one."""
 
@@ -117,6 +119,19 @@ class Journal:
             self._read_on()
             self._stamp = now
         return self._records
+
+    def last_records(self) -> list[Mapping[str, object]]:
+        """The last lines, as many as are in `TAIL_BYTES`: enough for a list of many runs, and nothing is kept."""
+        now = stamp(self.path)
+        if now is None or now == self._stamp:
+            return self._records
+        last = Journal(self.path)
+        last._read_to = max(0, now[0] - TAIL_BYTES)
+        last._read_on()
+        if last.faults and now[0] > TAIL_BYTES:  # of the line that it began in
+            del last.faults[0]
+        self.faults = self.faults or last.faults
+        return last._records
 
     def _forget(self) -> None:
         self.faults, self._records = [], []

@@ -31,7 +31,7 @@ MEASURES = {
 def run_entry(run: OpenedRun, at: int) -> RunEntry:
     """A run in the list."""
     faults: list[str] = []
-    records = run.metrics.records()
+    records = run.metrics.last_records()
     rewards = [*series(records, "reward").values()]
     measure = next((name for name in HEADLINES if any(f"eval/{name}" in record for record in records)), "")
     measured = [*series(records, f"eval/{measure}").values()]
@@ -42,7 +42,7 @@ def run_entry(run: OpenedRun, at: int) -> RunEntry:
         folder=str(run.folder),
         kind=content_or("", run.kind, faults),
         state=run.state(),
-        last_step=run.last_step(),
+        last_step=run.last_step(records),
         num_steps=whole(of_run.get("num_steps")),
         reward=rewards[-1] if rewards else None,
         accuracy=measured[-1] if measured else None,
@@ -53,14 +53,14 @@ def run_entry(run: OpenedRun, at: int) -> RunEntry:
 
 
 def run_version(run: OpenedRun) -> RunVersion:
-    return RunVersion(version=run.version(), state=run.state(), last_step=run.last_step())
+    return RunVersion(version=run.version(), state=run.state(), last_step=run.last_step(run.metrics.last_records()))
 
 
 def overview(run: OpenedRun, at: int, others: Sequence[int], pages: Sequence[KindPage]) -> Overview:
     """All that the first page of a run shows; `others` are the runs that it is compared with."""
+    records = run.metrics.records()
     entry = run_entry(run, at)
     faults = list(entry["faults"])
-    records = run.metrics.records()
 
     summary = content_or(NOTHING, run.summary.content, faults)
     algorithm, task, model = (

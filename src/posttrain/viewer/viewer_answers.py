@@ -19,6 +19,7 @@ from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.problem_pages import ProblemIndex
 from posttrain.viewer.rollout_page import rollout_page
 from posttrain.viewer.rollout_rows import RowPages, RowQuery
+from posttrain.viewer.run_folders import run_folders
 from posttrain.viewer.run_overview import overview, run_entry, run_version
 from posttrain.viewer.step_pages import group_page, step_list, step_page
 
@@ -72,6 +73,13 @@ class OpenedRuns:
     below: Path | None = None
     """Where they were found, if they were not named."""
 
+    def look_again(self) -> None:
+        """Add the runs that have appeared below the folder; those that are known keep their numbers."""
+        if self.below is not None:
+            known = {each.run.folder for each in self.shown}
+            new = [folder for folder in run_folders(self.below) if folder not in known]
+            self.shown.extend(OpenedRuns.of(new).shown)
+
     @classmethod
     def of(cls, folders: Sequence[Path], *, below: Path | None = None) -> "OpenedRuns":
         names = [folder.resolve().name for folder in folders]
@@ -122,7 +130,9 @@ def answer(runs: OpenedRuns, path: str, query: Query) -> Answer:
 
 
 def run_list(asked: AskedFor) -> Answer:
+    """All runs; below a folder also those that were begun since."""
     runs = asked.runs
+    runs.look_again()
     return RunList(
         runs=[run_entry(each.run, at) for at, each in enumerate(runs.shown)],
         compares=runs.below is None and len(runs.shown) > 1,
