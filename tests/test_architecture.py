@@ -21,8 +21,8 @@ SOURCE = ROOT / "src" / "posttrain"
 LAYERS = [
     {"__main__"},
     {"cli", ""},
-    {"commands", "trl", "course", "variance"},
-    {"server"},
+    {"commands", "trl", "variance"},
+    {"server", "course"},
     {"training", "irl_runs", "neural_irl"},  # irl_runs and neural_irl are users of irl/, which stands alone
     {"viewer"},
     {"behaviours"},
@@ -50,7 +50,7 @@ ENTRY_POINTS = {
     "posttrain.commands.collection.collection.collect",
     "posttrain.rewards.grading.grade.grade",
     "posttrain.generation.generate.generate",
-    "posttrain.course.grpo_step",
+    "posttrain.course.one_prompt.grpo_step",
     "posttrain.trl.grpo_trainer.__init__",
     "posttrain.trl.sft_trainer.__init__",
     "posttrain.trl.dpo_trainer.__init__",

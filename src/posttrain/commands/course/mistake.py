@@ -1,0 +1,52 @@
+"""`posttrain course mistake`: train with a mistake of course notebooks and without it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from posttrain.commands.arguments import picture_file, split_arguments
+from posttrain.commands.flags import COMMAND_LINE, CommandSpec, read_flags
+from posttrain.errors import UserError
+from posttrain.options.bounds import Bounded, PositiveInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class MistakeSwitches(Bounded):
+    """How long it is trained, and where it is drawn."""
+
+    steps: PositiveInt = 20
+    """Steps of each of the two runs."""
+    picture: str = ""
+    """File of the picture; the default is mistake-N.png in the folder you run in."""
+
+
+PROGRAM = CommandSpec(
+    name="posttrain course mistake N",
+    description="Train a small bundled model twice on one CPU: without a mistake of course notebooks, and with it."
+    "  Prints both, says which metric or alarm would have told, and draws reward, KL, length and gradient norm."
+    "  N is 1 to 13, the numbers of docs/learn/mistakes/.",
+    switches=MistakeSwitches(),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train, print the table and draw the picture."""
+    given, rest = split_arguments(arguments, PROGRAM).only("N")
+    _, switches = read_flags(rest.flags, PROGRAM, {})
+    if not given.isdecimal():
+        raise UserError(f"{COMMAND_LINE}: N = {given}: give the number of a mistake, 1 to 13.")
+    number = int(given)
+    picture = picture_file(switches.picture or f"mistake-{number}.png")
+    import torch
+
+    from posttrain.course.mistakes import IGNORED_LABELS, MISTAKES, draw_trial, ignored_labels, trial_table, try_mistake
+
+    torch.set_num_threads(1)
+    if number == IGNORED_LABELS:
+        print(f"Mistake 5: labels of -100 are used as indices\n\n{ignored_labels()}")
+        return 0
+    trial = try_mistake(number, num_steps=switches.steps)
+    mistake = MISTAKES[number]
+    print(f"Mistake {number}: {mistake.title}\n\n{trial_table(trial)}\n\nWhat tells: {mistake.told_by}.")
+    draw_trial(trial, picture, title=f"Mistake {number}: {mistake.title}")
+    print(f"picture: {picture}")
+    return 0

@@ -1,0 +1,196 @@
+"""The mistakes of course notebooks that `posttrain course mistake` trains with and without.
+
+Numbers are those of docs/learn/mistakes/.  The trainer has the mistakes as switches; a reward with a mistake is a
+grader that is paid in place of the exercise's own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+from posttrain.course import exercises
+from posttrain.course.exercises import Exercise, Grader
+from posttrain.course.trainer import StepReport, train
+from posttrain.errors import UserError
+from posttrain.runs.curves import BLUE, ORANGE
+from posttrain.runs.files import save_figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """One mistake, what it is tried on and what tells."""
+
+    title: str
+    exercise: Exercise
+    pays: Grader | None = None
+    """The reward with the mistake, where the mistake is in the reward."""
+    told_by: str
+    """The metric, alarm or message of this library that tells."""
+
+
+MISTAKES = {
+    1: Mistake(
+        title="log-probs are computed under no_grad",
+        exercise=exercises.FORM,
+        told_by="`grad_norm` is exactly 0 from the first step",
+    ),
+    2: Mistake(
+        title="the loss has no policy term, and its KL is computed under no_grad",
+        exercise=exercises.FORM,
+        told_by="`grad_norm` of the policy is 0, and `reward` stays flat while `loss` falls",
+    ),
+    3: Mistake(
+        title="the prompt's length is used as an index into a left-padded row",
+        exercise=exercises.PROSE,
+        told_by="`sampling/sampling_logp_difference/mean` and the alarm `sampler gap`, at the first step",
+    ),
+    4: Mistake(
+        title="the reference is the policy: disable_adapter() is called and not entered",
+        exercise=exercises.FORM,
+        told_by="`kl` is exactly 0 after the first update",
+    ),
+    6: Mistake(
+        title="the KL is computed one position too late",
+        exercise=exercises.EARLY_LETTER,
+        told_by="no metric: `kl` is close to the right one.  Only a test with known probabilities tells",
+    ),
+    7: Mistake(
+        title="the completion is decoded, stripped and tokenised again, with the prompt",
+        exercise=exercises.PROSE,
+        told_by="`sampling/sampling_logp_difference/mean` and the alarm `sampler gap`, at the first step",
+    ),
+    8: Mistake(
+        title="the mask `ids != pad` hides the stop token, which is the padding too",
+        exercise=exercises.ONE_SENTENCE,
+        told_by="`completions/clipped_ratio` stays near 1: the policy never learns to stop",
+    ),
+    9: Mistake(
+        title="sampled with top-p 0.9, scored under the full softmax",
+        exercise=exercises.FORM,
+        told_by="`sampling/sampling_logp_difference/mean`; posttrain rejects it before the run: set"
+        " rollout.allow_cut_sampling to train like this",
+    ),
+    10: Mistake(
+        title='the prompt says "some of the numbers", the grader wants all of them',
+        exercise=exercises.COUNTDOWN_OF_SOME,
+        pays=exercises.solved,
+        told_by="the alarm `same reward`, and `posttrain check-task`, which tries right answers before the run",
+    ),
+    11: Mistake(
+        title="numbers are checked by membership, so one number may be used many times",
+        exercise=exercises.COUNTDOWN,
+        pays=exercises.solved_by_membership,
+        told_by="held-out accuracy below `reward`: the alarm `reward alone`, and `posttrain check-task` before the run",
+    ),
+    12: Mistake(
+        title="the ratio is to the reference, and is clipped there",
+        exercise=exercises.FORM,
+        told_by="`clip_ratio/region_mean` rises, and a gradient that is not finite stops the run",
+    ),
+    13: Mistake(
+        title="the format's pattern ends in `$` under MULTILINE",
+        exercise=exercises.FORM_AND_LENGTH,
+        pays=exercises.long_in_form_or_beyond,
+        told_by="held-out accuracy below `reward`: the alarm `reward alone`, and `posttrain check-task` before the run",
+    ),
+}
+IGNORED_LABELS = 5
+"""The mistake that ends in an error before anything is trained."""
+PANELS = (
+    ("reward", "honest_reward", "reward"),
+    ("kl", "true_kl", "KL, nats per token"),
+    ("length", "", "length, tokens"),
+    ("grad_norm", "", "gradient norm"),
+)
+"""What the trainer measured, what a right one would have, and the title."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """The same exercise without a mistake and with it."""
+
+    right: Sequence[StepReport]
+    wrong: Sequence[StepReport]
+
+
+def try_mistake(number: int, *, num_steps: int = 20) -> Trial:
+    """Train twice from the same weights on the same questions.  Raises UserError for a number without a trainer."""
+    if number not in MISTAKES:
+        raise UserError(f"mistake {number}: no such mistake.  Choose a number from 1 to {max(MISTAKES)}.")
+    mistake = MISTAKES[number]
+    right = train(mistake.exercise, num_steps=num_steps)
+    wrong = train(mistake.exercise, number, mistake.pays, num_steps=num_steps)
+    return Trial(right=right, wrong=wrong)
+
+
+def trial_table(trial: Trial) -> str:
+    """First and last step of both, a line for each number."""
+    lines = [f"{'':28}{'without':>20}{'with the mistake':>22}", f"{'':28}{'first    last':>20}{'first    last':>22}"]
+    for each in fields(StepReport):
+        name = each.name
+        shown = [f"{getattr(run[0], name):8.4g}{getattr(run[-1], name):8.4g}" for run in (trial.right, trial.wrong)]
+        lines.append(f"{LABELS[name]:28}{shown[0]:>20}{shown[1]:>22}")
+    if len(trial.wrong) < len(trial.right):
+        lines.append(f"The mistaken run ends at step {len(trial.wrong)}: its gradient is not a finite number.")
+    return "\n".join(lines)
+
+
+LABELS = {
+    "reward": "reward, as paid",
+    "honest_reward": "reward, by a right grader",
+    "kl": "KL, as computed",
+    "true_kl": "KL, computed right",
+    "length": "tokens of a completion",
+    "cut_off": "share cut off by the limit",
+    "grad_norm": "gradient norm of the policy",
+    "logprob_gap": "|log π − log μ| of a token",
+    "loss": "loss",
+}
+
+
+def draw_trial(trial: Trial, picture: Path, title: str = "") -> None:
+    """Four panels: reward, KL, length and gradient norm; dashed is what a right trainer measures."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 2.7), layout="constrained")
+    for axes, (name, truth, label) in zip(figure.subplots(1, 4), PANELS, strict=True):
+        for run, colour, says in ((trial.right, BLUE, "without"), (trial.wrong, ORANGE, "with the mistake")):
+            steps = range(1, len(run) + 1)
+            values = [getattr(each, name) for each in run]
+            true = [getattr(each, truth) for each in run] if truth else values
+            axes.plot(
+                steps, values, color=colour, linewidth=1.8, label=says, marker="." if run is trial.wrong else None
+            )
+            if true != values:
+                axes.plot(steps, true, color=colour, linewidth=1.4, linestyle="--", label=f"{says}, measured right")
+        axes.set_title(label, loc="left", fontsize=10)
+        axes.set_xlabel("step", fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.grid(alpha=0.25, linewidth=0.7)
+        axes.spines[["top", "right"]].set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    handles = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    save_figure(figure, picture, dpi=80)
+
+
+def ignored_labels() -> str:
+    """Mistake 5, which trains nothing: -100 is looked up before it is masked."""
+    torch.manual_seed(0)
+    logprobs, labels = torch.randn(4, 10).log_softmax(-1), torch.tensor([3, 7, -100, -100])
+    try:
+        logprobs.gather(1, labels[:, None])
+        error = "none"
+    except RuntimeError as raised:
+        error = str(raised).splitlines()[0]
+    kept = labels != -100
+    right = logprobs[kept].gather(1, labels[kept][:, None]).sum().item()
+    clamped = logprobs.gather(1, labels.clamp(min=0)[:, None]).sum().item()
+    return (
+        f"logprobs.gather(1, labels[:, None])  ->  RuntimeError: {error}\n"
+        f"labels.clamp(min=0) hides the error and scores token 0 at every masked place: Σ log π = {clamped:.3f}\n"
+        f"only the places with a label: Σ log π = {right:.3f}"
+    )
