@@ -37,8 +37,9 @@ class TransformerWithValueHead(nn.Module):
 
     def __init__(self, base_model: PreTrainedModel | str | Path, *, seed: int = 0) -> None:
         super().__init__()
-        loaded = isinstance(base_model, PreTrainedModel)
-        self.base_model = base_model if loaded else AutoModelForCausalLM.from_pretrained(base_model)
+        if isinstance(base_model, str | Path):
+            base_model = AutoModelForCausalLM.from_pretrained(base_model)
+        self.base_model: PreTrainedModel = base_model
         self.config = self.base_model.config
         width = self.config.get_text_config().hidden_size
         self.value_head = ValueHead(width, "mlp", seed=seed, dtype=self.base_model.dtype).to(self.base_model.device)

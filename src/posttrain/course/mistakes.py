@@ -54,7 +54,7 @@ MISTAKES = {
     6: Mistake(
         title="the KL is computed one position too late",
         exercise=exercises.EARLY_LETTER,
-        told_by="no metric: `kl` is close to the right one.  Only a test with known probabilities tells",
+        told_by="no metric: `kl` looks plausible.  A test with known probabilities tells",
     ),
     7: Mistake(
         title="the completion is decoded, stripped and tokenised again, with the prompt",
@@ -127,14 +127,18 @@ def try_mistake(number: int, *, num_steps: int = 20) -> Trial:
 
 def trial_table(trial: Trial) -> str:
     """First and last step of both, a line for each number."""
-    lines = [f"{'':28}{'without':>20}{'with the mistake':>22}", f"{'':28}{'first    last':>20}{'first    last':>22}"]
+    runs, steps = (trial.right, trial.wrong), f"{'first':>10}{'last':>10}"
+    lines = [f"{'':28}{'without':>20}{'with the mistake':>22}", f"{'step':28}{steps}  {steps}"]
     for each in fields(StepReport):
-        name = each.name
-        shown = [f"{getattr(run[0], name):8.4g}{getattr(run[-1], name):8.4g}" for run in (trial.right, trial.wrong)]
-        lines.append(f"{LABELS[name]:28}{shown[0]:>20}{shown[1]:>22}")
+        ends = [(shown_number(getattr(run[0], each.name)), shown_number(getattr(run[-1], each.name))) for run in runs]
+        lines.append(f"{LABELS[each.name]:28}" + "  ".join(f"{first:>10}{last:>10}" for first, last in ends))
     if len(trial.wrong) < len(trial.right):
         lines.append(f"The mistaken run ends at step {len(trial.wrong)}: its gradient is not a finite number.")
     return "\n".join(lines)
+
+
+def shown_number(value: float) -> str:
+    return f"{value:.1e}" if abs(value) >= 1e4 else f"{value:.3f}"
 
 
 LABELS = {
@@ -173,7 +177,8 @@ def draw_trial(trial: Trial, picture: Path, title: str = "") -> None:
     if title:
         figure.suptitle(title, fontsize=10)
     handles = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    names = [str(each) for each in handles]
+    figure.legend([*handles.values()], names, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     save_figure(figure, picture, dpi=80)
 
 

@@ -3,6 +3,7 @@
 The model is the bundled one that answers additions, with an adapter where the function wants one.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,8 @@ def off(found: object, expected: float, what: str) -> str:
 
 
 def gradient_norm(model: PreTrainedModel) -> float:
-    return sum(float(each.grad.square().sum()) for each in model.parameters() if each.grad is not None) ** 0.5
+    squares = [float(each.grad.square().sum()) for each in model.parameters() if each.grad is not None]
+    return math.sqrt(sum(squares))
 
 
 def log_prob_value(function: Function) -> str:

@@ -4,8 +4,10 @@
 makes none.  A report also has what a correct trainer would have measured on the same completions.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -174,7 +176,7 @@ def sample_step(exercise: Exercise, policy: Policy, step: int, pays: Grader | No
     prompts = [renderer.render(each.asked, id="").text for each in questions]
     batch = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt", add_special_tokens=False)
     width, padding = batch.input_ids.shape[1], tokenizer.pad_token_id
-    made = model.generate(
+    made = cast(Callable[..., Any], model.generate)(
         **batch,
         do_sample=True,
         top_k=0,
