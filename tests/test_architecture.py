@@ -40,7 +40,7 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ORDER = " > ".join(", ".join(sorted(name or "__init__" for name in names)) for names in LAYERS)
 """The order of imports in words; `python -m tests.test_architecture` prints it."""
-MAY_IMPORT_IRL = {"irl_runs", "neural_irl", ""}
+MAY_IMPORT_IRL = {"irl_runs", "neural_irl", "course", ""}
 ENTRY_POINTS = {
     "posttrain.training.rl.train",
     "posttrain.training.held_out.evaluate",
