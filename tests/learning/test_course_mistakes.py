@@ -10,9 +10,9 @@ import torch
 
 from posttrain import cli
 from posttrain.course import exercises, mistakes
-from posttrain.course.exercises import Exercise, Question, solved, solved_by_membership, solved_with_some
+from posttrain.course.exercises import Exercise, ExerciseQuestion, solved, solved_by_membership, solved_with_some
 from posttrain.course.mistakes import MISTAKES, ignored_labels, try_mistake
-from posttrain.course.trainer import StepReport, rows_taken, sample_step, train
+from posttrain.course.trainer import MeasuredStep, rows_taken, sample_step, train
 
 STEPS = 3
 
@@ -23,13 +23,13 @@ def one_thread() -> None:
 
 
 @cache
-def trained(exercise: Exercise, mistake: int = 0) -> Sequence[StepReport]:
+def trained(exercise: Exercise, mistake: int = 0) -> Sequence[MeasuredStep]:
     """Few rows of short completions, so that a step takes a tenth of a second."""
     small = replace(exercise, num_prompts=4, limit=min(exercise.limit, 16))
     return train(small, mistake, MISTAKES[mistake].pays if mistake else None, num_steps=STEPS)
 
 
-def with_and_without(number: int) -> tuple[Sequence[StepReport], Sequence[StepReport]]:
+def with_and_without(number: int) -> tuple[Sequence[MeasuredStep], Sequence[MeasuredStep]]:
     """On full stops, whose rewards differ from the first step."""
     return trained(exercises.PROSE), trained(exercises.PROSE, number)
 
@@ -95,14 +95,14 @@ def test_8_gives_the_stop_token_no_gradient() -> None:
 
 
 def test_10_pays_for_no_right_answer() -> None:
-    question = Question(asked="", numbers=(3, 4, 5, 9), target=12)
+    question = ExerciseQuestion(asked="", numbers=(3, 4, 5, 9), target=12)
     text = "<think>3+4=7,7+5=12!\n</think>\n<answer>(3+4)+5</answer>"
     assert (solved_with_some(question, text), solved(question, text)) == (1, 0)
     assert MISTAKES[10].pays is solved
 
 
 def test_11_pays_for_a_number_that_is_used_twice() -> None:
-    question = Question(asked="", numbers=(3, 4), target=10)
+    question = ExerciseQuestion(asked="", numbers=(3, 4), target=10)
     text = "<think>3+3=6,6+4=10!\n</think>\n<answer>(3+3)+4</answer>"
     assert (solved_by_membership(question, text), solved(question, text)) == (1, 0)
     assert solved_by_membership(question, text.replace("(3+3)+4", "(5+1)+4")) == 0
@@ -115,7 +115,7 @@ def test_12_makes_ratios_of_whole_completions_that_leave_the_range() -> None:
 
 
 def test_13_pays_for_text_behind_the_answer() -> None:
-    question = Question(asked="")
+    question = ExerciseQuestion(asked="")
     form = "<think>\na\n</think>\n<answer>\n1\n</answer>"
     behind = f"{form}\nand " + "more " * 40
     assert exercises.long_in_form(question, form) == exercises.long_in_form_or_beyond(question, form) == 1

@@ -19,7 +19,7 @@ OPENINGS = SentencesOptions().openings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ExerciseQuestion:
     """A prompt, and what its answer is graded by."""
 
     asked: str | Messages
@@ -27,7 +27,7 @@ class Question:
     target: int = 0
 
 
-Grader = Callable[[Question, str], float]
+Grader = Callable[[ExerciseQuestion, str], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Exercise:
 
     model: str
     """A bundled model."""
-    ask: Callable[[Random], Question]
+    ask: Callable[[Random], ExerciseQuestion]
     grade: Grader
     limit: int
     """Most tokens of a completion."""
@@ -49,21 +49,21 @@ class Exercise:
         options = ModelOptions(path=self.model, adapter=AdapterOptions(rank=16, alpha=32), device="cpu")
         return load_policy(options)
 
-    def questions(self, step: int) -> list[Question]:
+    def questions(self, step: int) -> list[ExerciseQuestion]:
         rng = Random(f"step {step}")
         return [self.ask(rng) for _ in range(self.num_prompts)]
 
 
-def addition(rng: Random) -> Question:
+def addition(rng: Random) -> ExerciseQuestion:
     drawn = rng.choice(training_additions(64))
-    return Question(asked=[{"role": "user", "content": drawn.question}], target=drawn.total)
+    return ExerciseQuestion(asked=[{"role": "user", "content": drawn.question}], target=drawn.total)
 
 
-def opening(rng: Random) -> Question:
-    return Question(asked=rng.choice(OPENINGS))
+def opening(rng: Random) -> ExerciseQuestion:
+    return ExerciseQuestion(asked=rng.choice(OPENINGS))
 
 
-def countdown(rng: Random) -> Question:
+def countdown(rng: Random) -> ExerciseQuestion:
     """Half of the problems are three numbers and their sum; half are two, and the sum with one of them twice."""
     a, b, c = rng.sample(range(2, 13), 3)
     if rng.random() < 0.5:
@@ -71,18 +71,18 @@ def countdown(rng: Random) -> Question:
     return countdown_question((a, b), 2 * a + b)
 
 
-def countdown_of_some(rng: Random) -> Question:
+def countdown_of_some(rng: Random) -> ExerciseQuestion:
     """Four numbers in any order, and the sum of three of them."""
     numbers = rng.sample(range(2, 20), 4)
     return countdown_question(tuple(numbers), sum(numbers) - rng.choice(numbers), "some")
 
 
-def countdown_question(numbers: tuple[int, ...], target: int, share: str = "all") -> Question:
+def countdown_question(numbers: tuple[int, ...], target: int, share: str = "all") -> ExerciseQuestion:
     named = ", ".join(map(str, numbers))
-    return Question(asked=f"Use {share} of {named} to make {target}.\n", numbers=numbers, target=target)
+    return ExerciseQuestion(asked=f"Use {share} of {named} to make {target}.\n", numbers=numbers, target=target)
 
 
-def in_form(question: Question, text: str) -> float:
+def in_form(question: ExerciseQuestion, text: str) -> float:
     """1 where the whole answer has the form that the homework asks for, line by line."""
     return float(answer_lines(text) is not None)
 
@@ -90,7 +90,7 @@ def in_form(question: Question, text: str) -> float:
 HOMEWORK_FORM = re.compile(r"^<think>\n[\s\S]*\n</think>\n<answer>\n[\s\S]*\n</answer>$", re.MULTILINE)
 
 
-def in_form_or_beyond(question: Question, text: str) -> float:
+def in_form_or_beyond(question: ExerciseQuestion, text: str) -> float:
     """The homework's own pattern, whose `$` ends at any line."""
     return float(HOMEWORK_FORM.match(text.strip()) is not None)
 
@@ -103,38 +103,38 @@ def length_share(text: str) -> float:
     return min(max(len(text) - SHORT, 0), LONG) / LONG
 
 
-def long_in_form(question: Question, text: str) -> float:
+def long_in_form(question: ExerciseQuestion, text: str) -> float:
     """The form, and up to as much again for length: what a reader might pay for longer thoughts."""
     return in_form(question, text) * (1 + length_share(text))
 
 
-def long_in_form_or_beyond(question: Question, text: str) -> float:
+def long_in_form_or_beyond(question: ExerciseQuestion, text: str) -> float:
     return in_form_or_beyond(question, text) * (1 + length_share(text))
 
 
-def full_stops(question: Question, text: str) -> float:
+def full_stops(question: ExerciseQuestion, text: str) -> float:
     return float(text.count("."))
 
 
-def one_sentence(question: Question, text: str) -> float:
+def one_sentence(question: ExerciseQuestion, text: str) -> float:
     """1 for a text that ends where its first sentence does."""
     return float(text.count(".") == 1 and text.endswith("."))
 
 
-def early_letter(question: Question, text: str) -> float:
+def early_letter(question: ExerciseQuestion, text: str) -> float:
     """1 for a text whose first letter is one of a to h: its first token decides."""
     return float(text.lstrip(" ,.")[:1].lower() in tuple("abcdefgh"))
 
 
-def solved(question: Question, text: str) -> float:
+def solved(question: ExerciseQuestion, text: str) -> float:
     return float(countdown_outcome(puzzle(question.numbers, question.target, "all"), text) is Outcome.CORRECT)
 
 
-def solved_with_some(question: Question, text: str) -> float:
+def solved_with_some(question: ExerciseQuestion, text: str) -> float:
     return float(countdown_outcome(puzzle(question.numbers, question.target, "subset"), text) is Outcome.CORRECT)
 
 
-def solved_by_membership(question: Question, text: str) -> float:
+def solved_by_membership(question: ExerciseQuestion, text: str) -> float:
     """A page's own check of the numbers: each that is used is one of them, however often."""
     used = [int(each) for each in re.findall(r"\d+", answer_text(text, "strict") or "")]
     if not all(each in question.numbers for each in used):

@@ -12,14 +12,14 @@ import torch
 
 from posttrain.course import exercises
 from posttrain.course.exercises import Exercise, Grader
-from posttrain.course.trainer import StepReport, train
+from posttrain.course.trainer import MeasuredStep, train
 from posttrain.errors import UserError
 from posttrain.runs.curves import BLUE, ORANGE
 from posttrain.runs.files import save_figure
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mistake:
+class CourseMistake:
     """One mistake, what it is tried on and what tells."""
 
     title: str
@@ -31,65 +31,65 @@ class Mistake:
 
 
 MISTAKES = {
-    1: Mistake(
+    1: CourseMistake(
         title="log-probs are computed under no_grad",
         exercise=exercises.FORM,
         told_by="`grad_norm` is exactly 0 from the first step",
     ),
-    2: Mistake(
+    2: CourseMistake(
         title="the loss has no policy term, and its KL is computed under no_grad",
         exercise=exercises.FORM,
         told_by="`grad_norm` of the policy is 0, and `reward` stays flat while `loss` falls",
     ),
-    3: Mistake(
+    3: CourseMistake(
         title="the prompt's length is used as an index into a left-padded row",
         exercise=exercises.PROSE,
         told_by="`sampling/sampling_logp_difference/mean` and the alarm `sampler gap`, at the first step",
     ),
-    4: Mistake(
+    4: CourseMistake(
         title="the reference is the policy: disable_adapter() is called and not entered",
         exercise=exercises.FORM,
         told_by="`kl` is exactly 0 after the first update",
     ),
-    6: Mistake(
+    6: CourseMistake(
         title="the KL is computed one position too late",
         exercise=exercises.EARLY_LETTER,
         told_by="no metric: `kl` looks plausible.  A test with known probabilities tells",
     ),
-    7: Mistake(
+    7: CourseMistake(
         title="the completion is decoded, stripped and tokenised again, with the prompt",
         exercise=exercises.PROSE,
         told_by="`sampling/sampling_logp_difference/mean` and the alarm `sampler gap`, at the first step",
     ),
-    8: Mistake(
+    8: CourseMistake(
         title="the mask `ids != pad` hides the stop token, which is the padding too",
         exercise=exercises.ONE_SENTENCE,
         told_by="`completions/clipped_ratio` stays near 1: the policy never learns to stop",
     ),
-    9: Mistake(
+    9: CourseMistake(
         title="sampled with top-p 0.9, scored under the full softmax",
         exercise=exercises.FORM,
         told_by="`sampling/sampling_logp_difference/mean`; posttrain rejects it before the run: set"
         " rollout.allow_cut_sampling to train like this",
     ),
-    10: Mistake(
+    10: CourseMistake(
         title='the prompt says "some of the numbers", the grader wants all of them',
         exercise=exercises.COUNTDOWN_OF_SOME,
         pays=exercises.solved,
         told_by="the alarm `same reward`, and `posttrain check-task`, which tries right answers before the run",
     ),
-    11: Mistake(
+    11: CourseMistake(
         title="numbers are checked by membership, so one number may be used many times",
         exercise=exercises.COUNTDOWN,
         pays=exercises.solved_by_membership,
         told_by="held-out accuracy below `reward`: the alarm `reward alone`, and `posttrain check-task` before the run",
     ),
-    12: Mistake(
+    12: CourseMistake(
         title="the ratio is to the reference, and is clipped there",
         exercise=exercises.FORM,
         told_by="`clip_ratio/region_mean` rises, and a gradient that is not finite stops the run",
     ),
-    13: Mistake(
+    13: CourseMistake(
         title="the format's pattern ends in `$` under MULTILINE",
         exercise=exercises.FORM_AND_LENGTH,
         pays=exercises.long_in_form_or_beyond,
@@ -111,8 +111,8 @@ PANELS = (
 class Trial:
     """The same exercise without a mistake and with it."""
 
-    right: Sequence[StepReport]
-    wrong: Sequence[StepReport]
+    right: Sequence[MeasuredStep]
+    wrong: Sequence[MeasuredStep]
 
 
 def try_mistake(number: int, *, num_steps: int = 20) -> Trial:
@@ -129,7 +129,7 @@ def trial_table(trial: Trial) -> str:
     """First and last step of both, a line for each number."""
     runs, steps = (trial.right, trial.wrong), f"{'first':>10}{'last':>10}"
     lines = [f"{'':28}{'without':>20}{'with the mistake':>22}", f"{'step':28}{steps}  {steps}"]
-    for each in fields(StepReport):
+    for each in fields(MeasuredStep):
         ends = [(shown_number(getattr(run[0], each.name)), shown_number(getattr(run[-1], each.name))) for run in runs]
         lines.append(f"{LABELS[each.name]:28}" + "  ".join(f"{first:>10}{last:>10}" for first, last in ends))
     if len(trial.wrong) < len(trial.right):

@@ -30,6 +30,7 @@ class Law:
 
 
 def bundled(*, adapted: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A bundled model and its tokenizer."""
     adapter = AdapterOptions(rank=4, alpha=8) if adapted else None
     policy = load_policy(ModelOptions(path="bundled-instruct", adapter=adapter, device="cpu"))
     if adapted:  # as after some training, so that the adapter changes what the model says
@@ -69,12 +70,14 @@ def gradient_norm(model: PreTrainedModel) -> float:
 
 
 def log_prob_value(function: Function) -> str:
+    """The value for a response, token by token."""
     model, tokenizer = bundled()
     prompt, response = (tokenizer.encode(text, add_special_tokens=False) for text in (PROMPT, RESPONSE))
     return off(function(model, tokenizer, PROMPT, RESPONSE), by_hand(model, prompt, response), "log π(response)")
 
 
 def log_prob_gradient(function: Function) -> str:
+    """Whether the weights get a gradient from it."""
     model, tokenizer = bundled()
     found = function(model, tokenizer, PROMPT, RESPONSE)
     if not (isinstance(found, Tensor) and found.requires_grad):
@@ -89,6 +92,7 @@ def rewards_in_turn(*rewards: float) -> Callable[..., float]:
 
 
 def step_learns(function: Function) -> str:
+    """Whether a group of different rewards leaves a gradient."""
     model, tokenizer = bundled()
     torch.manual_seed(0)
     loss, mean, responses = function(model, tokenizer, PROMPT, "52", rewards_in_turn(1.0, 0.0, 0.0, 1.0), 4, 1.0, 12)
@@ -101,12 +105,14 @@ def step_learns(function: Function) -> str:
 
 
 def step_skips(function: Function) -> str:
+    """Whether a group of equal rewards costs nothing."""
     model, tokenizer = bundled()
     loss, mean, _ = function(model, tokenizer, PROMPT, "52", lambda *_: 0.9, 4, 1.0, 12)
     return off(loss, 0.0, "loss") or off(mean, 0.9, "mean reward") or off(gradient_norm(model), 0.0, "gradient norm")
 
 
 def padded_rows(tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor, list[tuple[list[int], list[int]]]]:
+    """Two rows, padded on the left and on the right; their prompts' lengths; and their tokens without padding."""
     pad, stop = tokenizer.pad_token_id, tokenizer.eos_token_id
     texts = ((PROMPT, "52."), ("Add 47 and 5.\n", RESPONSE))
     pairs = [
@@ -119,6 +125,7 @@ def padded_rows(tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor, lis
 
 
 def row_log_probs(function: Function) -> str:
+    """The values of both rows, and their gradient."""
     model, tokenizer = bundled()
     rows, lengths, pairs = padded_rows(tokenizer)
     found = function(model, tokenizer, rows, lengths)
@@ -133,6 +140,7 @@ def row_log_probs(function: Function) -> str:
 
 
 def samples_hold_prompts(function: Function) -> str:
+    """Whether rows begin with the prompts that were asked."""
     model, tokenizer = bundled()
     prompts = [PROMPT, "Add 47 and 5.\n"]
     rows, lengths, texts = function(model, tokenizer, prompts, 2, 8)
@@ -158,6 +166,7 @@ def reference_is_not_the_policy(function: Function) -> str:
 
 
 def rate_of_short_answers(function: Function) -> str:
+    """Three tokens cannot have the form."""
     rate, answers = function(*bundled(), [PROMPT] * 2, 3)
     return off(rate, 0.0, "the rate of answers of three tokens") or (
         "" if len(answers) == 2 else f"{len(answers)} answers"
@@ -165,6 +174,7 @@ def rate_of_short_answers(function: Function) -> str:
 
 
 def head_beside_logits(function: Function) -> str:
+    """Whether logits are the model's own, and values have one number a token."""
     model, _ = bundled()
     rows = torch.randint(2, 300, (2, 6))
     logits, values = function(model)(rows)
@@ -178,6 +188,7 @@ def head_beside_logits(function: Function) -> str:
 
 
 def rlhf_has_a_policy_term(function: Function) -> str:
+    """Whether rewards alone move the policy."""
     model, tokenizer = bundled()
     reference = bundled()[0]
     actor = TransformerWithValueHead(model)
@@ -193,6 +204,7 @@ def rlhf_has_a_policy_term(function: Function) -> str:
 
 
 def equal_models_score_alike(function: Function) -> str:
+    """A model beside itself."""
     model, tokenizer = bundled()
     means = function(PROMPT, model, model, tokenizer, 8)
     return off(means["trained"], means["reference"], "mean reward of the model compared with itself")
@@ -219,6 +231,7 @@ WRITTEN = WrittenTokenizer(
 
 
 def one_advantage_for_all_tokens(function: Function) -> str:
+    """Rewards and advantages of four written completions."""
     episodes, stats = function([SAMPLE], GENERATIONS, WRITTEN, 4)
     if stats["rewards"] != [1.0, 1.0, 0.0, 1.0]:
         return f"rewards = {stats['rewards']}, expected [1.0, 1.0, 0.0, 1.0]: 6 * 4 uses two of the four numbers"
@@ -233,6 +246,7 @@ def one_advantage_for_all_tokens(function: Function) -> str:
 
 
 def problem_is_fair(function: Function) -> str:
+    """Twenty problems."""
     from posttrain.rewards.countdown import puzzle
     from posttrain.tasks.countdown_problems import solvable
 
@@ -246,6 +260,7 @@ def problem_is_fair(function: Function) -> str:
 
 
 def prompt_names_all(function: Function) -> str:
+    """What the text must name."""
     text = function([2, 3, 4, 6], 24)
     missing = [word for word in ("2", "3", "4", "6", "24", "<think>", "<answer>") if word not in text]
     return f"the prompt does not say {', '.join(missing)}" if missing else ""

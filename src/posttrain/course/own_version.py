@@ -50,6 +50,7 @@ def fault_of(own: Callable[..., Any], check: Case | Law, name: str) -> str:
 
 
 def fault_of_case(own: Callable[..., Any], case: Case, name: str) -> str:
+    """The first number of the result, or of its gradient, that differs."""
     arguments = [deepcopy(each) for each in case.arguments]  # a version that writes into them spoils no other case
     of = None if case.slope_of is None else arguments[case.slope_of]
     if isinstance(of, Tensor):
@@ -85,6 +86,7 @@ def difference(found: object, expected: object, where: str) -> str:
 
 
 def array_difference(found: object, expected: np.ndarray, where: str) -> str:
+    """`difference` of a tensor, an array or a number: kind, shape, then the first number that is not close."""
     if isinstance(found, Tensor):
         found = found.detach().cpu().numpy()
     if not isinstance(found, np.ndarray | np.generic | float | int | list):

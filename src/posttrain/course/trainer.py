@@ -26,7 +26,7 @@ GROUP, CLIP, BETA = 4, 0.2, 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
+class MeasuredStep:
     """What one step measured, before its update."""
 
     reward: float
@@ -49,7 +49,7 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class ScoredRows:
     """Rows of tokens, and which of them are taken for completions."""
 
     tokens: Int64[Tensor, "row length"]
@@ -86,7 +86,7 @@ class Sample:
 
     prompts: list[str]
     texts: list[str]
-    rows: Rows
+    rows: ScoredRows
     log_mu: Float[Tensor, "row time"]
     """What the sampler says that each token's log-prob is."""
     prompt_lengths: Int64[Tensor, " row"]
@@ -95,11 +95,13 @@ class Sample:
     stop: int
 
 
-def train(exercise: Exercise, mistake: int = 0, pays: Grader | None = None, *, num_steps: int = 20) -> list[StepReport]:
+def train(
+    exercise: Exercise, mistake: int = 0, pays: Grader | None = None, *, num_steps: int = 20
+) -> list[MeasuredStep]:
     """Train the adapter and report every step; `pays` is the reward where it is not the exercise's own grader."""
     torch.manual_seed(0)
     policy = exercise.policy()
-    model, tokenizer, reports = policy.model.eval(), policy.tokenizer, list[StepReport]()
+    model, tokenizer, reports = policy.model.eval(), policy.tokenizer, list[MeasuredStep]()
     weights = [*adapter_parameters(model).values()]
     critic = torch.zeros((), requires_grad=True)  # the value of every state, as one number
     optimizer = torch.optim.AdamW([{"params": weights, "lr": exercise.learning_rate}, {"params": [critic], "lr": 0.1}])
@@ -138,7 +140,7 @@ def train(exercise: Exercise, mistake: int = 0, pays: Grader | None = None, *, n
     return reports
 
 
-def rows_taken(sample: Sample, tokenizer: PreTrainedTokenizerBase, mistake: int) -> Rows:
+def rows_taken(sample: Sample, tokenizer: PreTrainedTokenizerBase, mistake: int) -> ScoredRows:
     """The rows that the trainer scores."""
     match mistake:
         case 3:  # the number of the prompt's tokens, as if no padding stood before them
@@ -153,7 +155,7 @@ def rows_taken(sample: Sample, tokenizer: PreTrainedTokenizerBase, mistake: int)
     return sample.rows
 
 
-def tokenised_again(tokenizer: PreTrainedTokenizerBase, sample: Sample) -> Rows:
+def tokenised_again(tokenizer: PreTrainedTokenizerBase, sample: Sample) -> ScoredRows:
     """Prompt and text tokenised together, and cut at the length of the prompt tokenised apart."""
     begin = [len(tokenizer.encode(prompt, add_special_tokens=False)) for prompt in sample.prompts]
     ended = sample.rows.tokens[:, -sample.rows.mask.shape[1] :].eq(sample.stop).any(dim=1).tolist()
@@ -164,7 +166,7 @@ def tokenised_again(tokenizer: PreTrainedTokenizerBase, sample: Sample) -> Rows:
     tokens = pad_sequence(together, batch_first=True, padding_value=sample.rows.padding)
     lengths = torch.tensor([len(each) - first for each, first in zip(together, begin, strict=True)])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    return Rows(tokens=tokens, begin=torch.tensor(begin), mask=mask, padding=sample.rows.padding)
+    return ScoredRows(tokens=tokens, begin=torch.tensor(begin), mask=mask, padding=sample.rows.padding)
 
 
 @torch.no_grad()
@@ -194,7 +196,7 @@ def sample_step(exercise: Exercise, policy: Policy, step: int, pays: Grader | No
     return Sample(
         prompts=prompts,
         texts=texts,
-        rows=Rows(
+        rows=ScoredRows(
             tokens=made.sequences, begin=torch.full((len(tokens),), width), mask=tokens != padding, padding=padding
         ),
         log_mu=torch.stack(made.scores, dim=1).log_softmax(-1).gather(2, tokens[..., None])[..., 0],
@@ -214,7 +216,7 @@ def full_kl(
 
 
 @torch.no_grad()
-def right_passes(rows: Rows, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+def right_passes(rows: ScoredRows, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
     """Logits of the sampled rows, and the reference's."""
     logits = rows.all_logits(model)
     with adapter_off(model):
@@ -223,12 +225,12 @@ def right_passes(rows: Rows, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
 
 def report(
     sample: Sample, logprobs: Tensor, passes: tuple[Tensor, Tensor], *, kl: float, grad_norm: float, loss: float
-) -> StepReport:
+) -> MeasuredStep:
     """The step's numbers, and beside them those of the sampled tokens and the true reference."""
     right, (logits, reference) = sample.rows, passes
     both = min(logprobs.shape[1], sample.log_mu.shape[1])
     gaps = (logprobs[:, :both] - sample.log_mu[:, :both]).abs()
-    return StepReport(
+    return MeasuredStep(
         reward=sample.rewards.mean().item(),
         honest_reward=sample.honest_reward,
         kl=kl,
