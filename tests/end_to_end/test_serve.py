@@ -14,7 +14,7 @@ import torch
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 from posttrain.server.model_server import ModelServer
-from posttrain.server.openai_routes import added_texts
+from posttrain.server.openai_answers import added_texts
 from tests.support.commands import refusal
 from tests.support.served import QUESTION, asked, served
 

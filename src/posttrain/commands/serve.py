@@ -16,7 +16,7 @@ from posttrain.commands.chat import ChatConfig
 from posttrain.commands.flags import CommandSpec
 from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded, PositiveInt, Rule
-from posttrain.server.addresses import Port, is_loopback, serve_extra
+from posttrain.server.addresses import Port, is_loopback, is_origin, serve_extra
 
 TOKEN_VARIABLE = "POSTTRAIN_SERVE_TOKEN"
 """The environment variable that holds the token if no flag gives it."""
@@ -37,6 +37,10 @@ class ServeSwitches(Bounded):
     on this machine: prefer the variable POSTTRAIN_SERVE_TOKEN.  Nothing is encrypted."""
     seconds: Annotated[float, Gt(0)] = 600.0
     """Time limit of a request, and of the wait for its turn."""
+    max_requests: PositiveInt = 1024
+    """Requests that are answered or wait at a time; another one is refused with 429 and `Retry-After`."""
+    cors: tuple[str, ...] = ()
+    """Web pages that may ask, by their origin, such as http://localhost:3000; pages of other sites may not."""
     rl: bool = False
     """Also answer the routes that training asks: token ids in, token ids and log-probs out, and new weights."""
     transfer_folder: str = ""
@@ -45,6 +49,13 @@ class ServeSwitches(Bounded):
     """Completions decoded at a time: bounds the key/value cache, changes no completion."""
 
     rules = (
+        Rule(
+            "cors",
+            lambda o: all(map(is_origin, o.cors)),
+            "must be origins: http or https, a host, and a port if it is not the usual one, in small letters.  Write"
+            " --cors http://localhost:3000, without a path or a slash at the end.",
+        ),
+        Rule("cors", lambda o: not (o.cors and o.rl), "would let a page replace the weights.  Leave out one of them."),
         Rule("transfer_folder", lambda o: o.rl or not o.transfer_folder, "is only for --rl.  Add it."),
         Rule(
             "public",
@@ -77,9 +88,12 @@ def main(arguments: Sequence[str]) -> int:
 
     policy, seconds = load_policy(config.model), min(switches.seconds, threading.TIMEOUT_MAX)
     renderer = renderer_of(policy, config.model.template_options)
-    service = Service(policy, renderer, name=model.rstrip("/"), seconds=seconds, max_rows=switches.max_rows)
+    limits = {"max_rows": switches.max_rows, "max_requests": switches.max_requests}
+    service = Service(policy, renderer, name=model.rstrip("/"), seconds=seconds, **limits)
     with transfer_folder_of(switches) as folder:
-        server = ModelServer(service, host=switches.host, port=switches.port, token=token, transfer_folder=folder)
+        server = ModelServer(
+            service, host=switches.host, port=switches.port, token=token, origins=switches.cors, transfer_folder=folder
+        )
         print(f"{model} at http://{switches.host}:{server.port}/v1   (Ctrl-C ends it)", flush=True)
         if token and not switches.token:
             print(f"Requests need the token in {TOKEN_VARIABLE} (clients call it api_key).", flush=True)

@@ -14,7 +14,7 @@ one a step, with the other rows.  If they are too many (`GIVEN_SHARE`), all is p
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,7 +24,8 @@ from posttrain.generation.decoder_steps import DecoderSteps, StaticSteps
 from posttrain.generation.decoding_rows import PREFILL_TOKENS, KeptRow, PendingPrefix, Rows, Steps
 from posttrain.generation.engine import Sampling, SamplingTimeout
 from posttrain.generation.model_steps import ModelSteps, RecomputedSteps
-from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
+from posttrain.generation.request import Continuation, Request, Sampled, SampledToken, StreamKey
+from posttrain.generation.sampling import require_finite
 from posttrain.models.context import num_embeddings, require_embeddings
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.saving import ExportedWeights
@@ -150,6 +151,33 @@ class InProcessSampling(Sampling):
                 self.kept[place_of(sampled.continuation)] = cache
         self.num_open -= len(finished)
         return [sampled for sampled, _ in finished]
+
+    @torch.inference_mode()
+    def tokens_after(self, seen: Mapping[int, int]) -> dict[int, list[SampledToken]]:
+        """New tokens of rows that are being decoded: those after the first `seen`, by the `id` of their continuation.
+
+        Raises RunError on non-finite logits.
+        """
+        members, columns = self.rows.members, self.rows.columns
+        found = [row for row, member in enumerate(members) if id(member.continuation) in seen]
+        numbers = [id(members[row].continuation) for row in found]
+        rows = torch.tensor(found, dtype=torch.long, device=self.policy.device)
+        first = torch.tensor([seen[each] for each in numbers], dtype=torch.long, device=self.policy.device)
+        num_new = (columns.count[rows] - first).tolist()
+        if not any(num_new):
+            return {}
+        places = first[:, None] + torch.arange(max(num_new), device=self.policy.device)
+        at = rows[:, None], places.clamp(max=columns.width - 1)
+        logprobs = columns.logprobs[at]
+        require_finite(logprobs.sum(dim=1), row_name=lambda i: members[found[i]].continuation.label)
+        kept = (columns.tokens[at], logprobs, columns.alternatives[at], columns.alternative_logprobs[at])
+        made = {}
+        for number, count, *lists in zip(numbers, num_new, *(each.tolist() for each in kept), strict=True):
+            made[number] = [
+                SampledToken(token, logprob, tuple(zip(likeliest, theirs, strict=True)))
+                for token, logprob, likeliest, theirs in list(zip(*lists, strict=True))[:count]
+            ]
+        return made
 
     def release(self, sampled: Iterable[Sampled]) -> None:
         for each in sampled:

@@ -6,6 +6,7 @@ Randomness has no state: every uniform number is a function of its purpose and p
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, UInt64
@@ -113,6 +114,16 @@ class Continuation:
     @property
     def label(self) -> str:
         return f"{self.name or f'draw {self.draw}'}, sample {self.sample}"
+
+
+class SampledToken(NamedTuple):
+    """A token of a completion that is still under way."""
+
+    token: int
+    logprob: float
+    """log μ(token) in nats, after temperature and before any cut."""
+    alternatives: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens there, with log μ; as many as the request keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

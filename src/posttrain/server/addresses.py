@@ -4,6 +4,7 @@ import ipaddress
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from annotated_types import Ge, Le
 
@@ -38,3 +39,14 @@ def own_hosts(address: str, port: int) -> tuple[str, ...]:
     """What a request may call this machine, which listens on an address."""
     names = dict.fromkeys(["127.0.0.1", "localhost", "[::1]", f"[{address}]" if ":" in address else address])
     return (*(f"{name}:{port}" for name in names), *(names if port == 80 else ()))
+
+
+def is_origin(text: str) -> bool:
+    """Whether a text is a site as browsers name it in `Origin`: scheme, host, and a port that is not the usual one."""
+    try:
+        parts = urlsplit(text)
+        usual = parts.port == {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return False
+    plain = parts.hostname is not None and text == f"{parts.scheme}://{parts.netloc}" and "@" not in parts.netloc
+    return plain and not usual and parts.scheme in ("http", "https") and text == text.lower() and text.isascii()

@@ -1,20 +1,36 @@
 """One Starlette application: routes in, answers and refusals out, whatever is asked for."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from http import HTTPMethod, HTTPStatus
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from posttrain.server.requests import Endpoint, RefusedRequest, brief
+from posttrain.server.requests import Endpoint, RefusedRequest, brief, server_fault
 
 Scope = dict[str, Any]
 Application = Callable[[Scope, Any, Any], Awaitable[None]]
+
+
+def open_to(origins: Collection[str], app: Application) -> Application:
+    """The application, which also answers the pages of other sites that are named, as browsers ask for them (CORS)."""
+    if not origins:
+        return app
+    allowed = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["Retry-After"]}
+    crossing = CORSMiddleware(app, allow_origins=[*origins], **allowed)
+
+    async def by_origin(scope: Scope, receive: Any, send: Any) -> None:
+        named = scope["type"] == "http" and Headers(scope=scope).get("Origin") in origins
+        await (crossing if named else app)(scope, receive, send)
+
+    return by_origin
 
 
 def route(method: str, path: str, endpoint: Endpoint) -> Route:
@@ -30,9 +46,7 @@ def application(routes: Sequence[Route]) -> Application:
         RefusedRequest: lambda request, refusal: refusal.answer,
         HTTPException: not_routed,
         ClientDisconnect: lambda request, error: Response(status_code=HTTPStatus.BAD_REQUEST),  # nobody reads it
-        Exception: lambda request, error: (
-            RefusedRequest("a fault of the server; its terminal says more", HTTPStatus.INTERNAL_SERVER_ERROR).answer
-        ),
+        Exception: lambda request, error: server_fault().answer,
     }
     app = Starlette(routes=list(routes), exception_handlers=handlers)
     app.router.redirect_slashes = False
@@ -50,7 +64,7 @@ def not_routed(request: Request, error: HTTPException) -> Response:
     allowed = (error.headers or {}).get("Allow", "")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         message = f"{request.method} {path[:80]}: this path takes {allowed}"
-        return RefusedRequest(message, HTTPStatus.METHOD_NOT_ALLOWED, allowed=allowed).answer
+        return RefusedRequest(message, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": allowed}).answer
     return RefusedRequest(f"{path[:80]}: no such path", HTTPStatus.NOT_FOUND).answer
 
 

@@ -1,9 +1,10 @@
 """The server of a model: OpenAI's routes, and with `--rl` those of an inference server for training."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from posttrain.server.addresses import is_loopback, own_hosts
-from posttrain.server.application import application
+from posttrain.server.application import application, open_to
 from posttrain.server.listening import HttpServer, listening_socket
 from posttrain.server.openai_routes import Service
 from posttrain.server.requests import Access
@@ -22,15 +23,19 @@ class ModelServer(HttpServer):
         host: str = "127.0.0.1",
         port: int = 0,
         token: str = "",
+        origins: Collection[str] = (),
         transfer_folder: Path | None = None,
     ) -> None:
-        """`transfer_folder` is that of a server for training; None is one that only answers OpenAI's clients."""
+        """`origins` are other sites whose pages may ask.
+
+        `transfer_folder` is that of a server for training; None is one that only answers OpenAI's clients.
+        """
         bound = listening_socket(host, port, named=f"host {host}, port {port}")
         self.service = service
         protected = bool(token) or not is_loopback(host)
-        access = Access(None if protected else own_hosts(host, bound.getsockname()[1]), token)
+        access = Access(None if protected else own_hosts(host, bound.getsockname()[1]), token, origins)
         routes = service.routes(access)
         if transfer_folder is not None:
             folder = TransferFolder(transfer_folder, most_bytes(service.policy))
             routes += TrainingRoutes(service, folder).routes(access)
-        super().__init__(application(routes), bound, at_end=service.sampler.stop)
+        super().__init__(open_to(origins, application(routes)), bound, at_end=service.sampler.stop)

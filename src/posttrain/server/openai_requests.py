@@ -20,10 +20,13 @@ from posttrain.server.requests import RefusedRequest, brief
 MAX_COMPLETIONS = 128
 """Completions of one request, over all its prompts."""
 MAX_STOPS = 16
+MAX_ALTERNATIVES = 20
+"""Likeliest tokens in each place with their log-probs."""
 SAMPLING = ("max_tokens", "max_completion_tokens", "n", "seed", "stop", "temperature", "top_p", "top_k", "min_p")
+STREAMING = ("stream", "stream_options")
 HONOURED = {
-    False: ("model", "prompt", "logprobs", *SAMPLING),
-    True: ("model", "messages", "logprobs", "top_logprobs", *SAMPLING),
+    False: ("model", "prompt", "logprobs", *STREAMING, *SAMPLING),
+    True: ("model", "messages", "logprobs", "top_logprobs", *STREAMING, *SAMPLING),
 }
 """By whether the request is for a chat: the fields that an answer depends on."""
 HARMLESS = (
@@ -31,13 +34,10 @@ HARMLESS = (
     *("prediction", "parallel_tool_calls"),
 )
 """Fields that change no answer: names for accounts, hints for speed, how tools would be called."""
-WHOLE = "answers are given whole here; leave it out"
 NO_TOOLS = "tools are not called here; leave them out, or describe them in a message and read the text of the answer"
 NO_PENALTIES = "tokens are drawn from the model's own distribution here, without penalties or biases; leave it out"
 NO_SHAPE = "answers are text here; leave it out, ask for the form in the prompt, and check the text"
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
-    "stream": ((False,), WHOLE),
-    "stream_options": (({},), WHOLE),
     "echo": ((False,), "the prompt is not repeated here; leave it out and put it before the text yourself"),
     "suffix": (("",), "nothing is written before a given end here; leave it out"),
     "best_of": ((), "no completion is chosen for you here; ask for all of them with n"),
@@ -69,8 +69,13 @@ class CompletionRequest:
     options: SamplingOptions
     seed: int
     stops: tuple[str, ...]
-    logprobs: bool
-    """Whether the log-probs of the sampled tokens are wanted."""
+    logprobs: int | None
+    """How many of the likeliest tokens are wanted in each place, besides the sampled one; None for no log-probs."""
+    chat: bool
+    stream: bool
+    """Whether the answer comes in chunks."""
+    stream_usage: bool
+    """Whether the last chunk counts tokens."""
 
 
 def read_completion_request(
@@ -83,6 +88,7 @@ def read_completion_request(
     if count < 1 or count * len(contents) > MAX_COMPLETIONS:
         rule = f"must be 1 to {MAX_COMPLETIONS} completions in all"
         raise RefusedRequest(f"n = {count} for {len(contents)} prompts: {rule}")
+    stream, stream_usage = stream_in(body)
     stop = body.get("stop")
     stops = [] if stop is None else stop if isinstance(stop, list) else [stop]
     if len(stops) > MAX_STOPS or not all(isinstance(one, str) for one in stops):
@@ -107,6 +113,9 @@ def read_completion_request(
         seed=integer_in(body, "seed", secrets.randbelow(1 << 31)),
         stops=tuple(filter(None, stops)),
         logprobs=logprobs_in(body, chat=chat),
+        chat=chat,
+        stream=stream,
+        stream_usage=stream_usage,
     )
 
 
@@ -123,15 +132,39 @@ def require_supported(body: Mapping[str, Any], *, chat: bool) -> None:
             raise RefusedRequest(f"{name[:40]} = {brief(value)}: {remedy}")
 
 
-def logprobs_in(body: Mapping[str, Any], *, chat: bool) -> bool:
-    """Whether log-probs are wanted: those of the sampled tokens are known, those of others are not."""
-    asked, name = body.get("logprobs"), "top_logprobs" if chat else "logprobs"
-    if chat and not isinstance(asked, bool | None):
-        raise RefusedRequest(f"logprobs = {brief(asked)}: must be true or false")
-    if (chat or asked) and integer_in({name: body.get(name) or 0}, name, 0) != 0:
-        rule = "only the log-probs of the sampled tokens are known here; use 0, which gives those"
-        raise RefusedRequest(f"{name} = {brief(body[name])}: {rule}")
-    return asked is True if chat else asked is not None and asked is not False
+def stream_in(body: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether the answer comes in chunks, and whether the last one counts tokens."""
+    stream = flag_in(body, "stream")
+    options = {} if body.get("stream_options") is None else body["stream_options"]
+    if not isinstance(options, dict):
+        raise RefusedRequest(f"stream_options = {brief(options)}: must be an object")
+    for name, value in options.items():
+        if value and name != "include_usage":
+            rule = "only include_usage is known here; leave it out"
+            raise RefusedRequest(f"stream_options.{name[:40]} = {brief(value)}: {rule}")
+    usage = flag_in(options, "include_usage", "stream_options.")
+    if usage and not stream:
+        raise RefusedRequest("stream_options = an object: is only for stream = true; set it, or leave both out")
+    return stream, usage
+
+
+def flag_in(fields: Mapping[str, Any], name: str, where: str = "") -> bool:
+    value = fields.get(name)
+    if not isinstance(value, bool | None):
+        raise RefusedRequest(f"{where}{name} = {brief(value)}: must be true or false")
+    return bool(value)
+
+
+def logprobs_in(body: Mapping[str, Any], *, chat: bool) -> int | None:
+    """How many of the likeliest tokens are wanted in each place; None where no log-probs are."""
+    name = "top_logprobs" if chat else "logprobs"
+    wanted = flag_in(body, "logprobs") if chat else body.get(name) is not None and body[name] is not False
+    count = integer_in({name: body.get(name) or 0}, name, 0) if chat or wanted else 0
+    if not 0 <= count <= MAX_ALTERNATIVES:
+        raise RefusedRequest(f"{name} = {brief(count)}: must be 0 to {MAX_ALTERNATIVES}")
+    if count and not wanted:
+        raise RefusedRequest(f"{name} = {count}: is only for logprobs = true; set it, or leave both out")
+    return count if wanted else None
 
 
 def prompts_in(prompt: object) -> list[str | list[int]]:

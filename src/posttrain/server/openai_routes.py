@@ -1,18 +1,18 @@
 """OpenAI's routes: one model, which samples for all requests side by side."""
 
 import asyncio
-import secrets
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
-from itertools import accumulate
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from transformers import PreTrainedTokenizerBase
+from starlette.types import Receive, Scope, Send
 
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import rollouts_of
@@ -21,28 +21,36 @@ from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
 from posttrain.generation.request import Continuation, Request as SamplingRequest, Sampled, StreamKey
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.records import Rollout
 from posttrain.server import requests
 from posttrain.server.application import route
+from posttrain.server.openai_answers import Heading, Json, StreamedChoice, usage, whole_choice
 from posttrain.server.openai_requests import CompletionRequest, read_completion_request
-from posttrain.server.requests import Access, RefusedRequest
+from posttrain.server.requests import RETRY_LATER, Access, RefusedRequest
 from posttrain.server.sampler import Ended, Sampler, SamplingJob
 
 MAX_ROWS = 256
 """Completions that are decoded side by side."""
 PATIENCE_SECONDS = 30.0
 """How far a request may exceed its time limit before it counts as hanging: a step of the model takes its time."""
-HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-"""What the bytes of an incomplete character are decoded to."""
+MAX_REQUESTS = 1024
+"""Requests of OpenAI's clients that are answered or wait."""
 
 
 class Service:
     """A policy that answers requests."""
 
     def __init__(
-        self, policy: Policy, renderer: TokenizerRenderer, *, name: str, seconds: float, max_rows: int = MAX_ROWS
+        self,
+        policy: Policy,
+        renderer: TokenizerRenderer,
+        *,
+        name: str,
+        seconds: float,
+        max_rows: int = MAX_ROWS,
+        max_requests: int = MAX_REQUESTS,
     ) -> None:
         self.sampler = Sampler(served_engine(policy, max_rows))
+        self.max_requests, self.num_requests = max_requests, 0
         self.policy, self.renderer, self.name, self.seconds = self.engine.policy, renderer, name, seconds
         self.began = int(time.time())
         self.reading = asyncio.Lock()
@@ -112,66 +120,162 @@ class Service:
         body = await requests.json_object(request)
         if body.get("model") is not None:
             self.model(body["model"])
-        async with self.reading:
-            asked = await run_in_threadpool(read_completion_request, body, self.policy, self.renderer, chat=chat)
-        sampled = await self.sampled(request, self.sampler.submit(*continuations_of(asked, self.policy)))
-        return JSONResponse(await run_in_threadpool(self.answer_of, asked, sampled, chat=chat))
+        with ExitStack() as ending:
+            ending.enter_context(self._place())
+            async with self.reading:
+                asked = await run_in_threadpool(read_completion_request, body, self.policy, self.renderer, chat=chat)
+            if asked.stream:
+                return await self._stream(request, asked, ending)
+            sampled = await self.sampled(request, self.sampler.submit(*continuations_of(asked, self.policy)))
+            return JSONResponse(await run_in_threadpool(self._whole, asked, sampled))
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """A place among the requests that are answered or wait.  Raises RefusedRequest where none is free."""
+        if self.num_requests >= self.max_requests:
+            full = f"{self.num_requests} requests are answered or wait, and no more may; try again later"
+            raise RefusedRequest(full, HTTPStatus.TOO_MANY_REQUESTS, RETRY_LATER)
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
 
     async def sampled(self, request: Request, job: SamplingJob) -> list[Sampled]:
         """The completions of a job, in its order.  A client that leaves ends it."""
         try:
-            found: list[Sampled] = await requests.while_client_waits(request, self._in_time(job))
-        except Ended as error:
-            raise RefusedRequest(str(error), HTTPStatus.SERVICE_UNAVAILABLE) from error
-        except RunError as error:
-            raise RefusedRequest(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from error
-        except UserError as error:
-            raise RefusedRequest(str(error)) from error
+            with refusing():
+                found: list[Sampled] = await requests.while_client_waits(request, self._in_time(job))
         finally:
             self.sampler.cancel(job)
         return found
 
     async def _in_time(self, job: SamplingJob) -> list[Sampled]:
         result = asyncio.wrap_future(job.result)
-        while True:
-            since = job.asked_at if job.began_at is None else job.began_at
-            left = since + self.seconds - time.monotonic()
-            await asyncio.wait([result], timeout=max(left, 0.0))
-            if result.done():
-                return result.result()
-            if left <= 0 and since == job.asked_at:
-                busy = f"busy for {self.seconds:g} seconds with requests before this one; try again later"
-                raise RefusedRequest(busy, HTTPStatus.SERVICE_UNAVAILABLE)
-            if left <= 0:
-                long = f"not done in {self.seconds:g} seconds; ask for fewer or shorter completions"
-                raise RefusedRequest(long, HTTPStatus.SERVICE_UNAVAILABLE)
+        while not result.done():
+            await asyncio.wait([result], timeout=self._seconds_left(job))
+        return result.result()
 
-    def answer_of(self, asked: CompletionRequest, sampled: Sequence[Sampled], *, chat: bool) -> dict[str, Any]:
+    def _seconds_left(self, job: SamplingJob) -> float:
+        """How long a job that is not done may still take.  Raises RefusedRequest where its time is over."""
+        began = job.began_at
+        left = (job.asked_at if began is None else began) + self.seconds - time.monotonic()
+        if left > 0:
+            return left
+        if began is None:
+            busy = f"busy for {self.seconds:g} seconds with requests before this one; try again later"
+            raise RefusedRequest(busy, HTTPStatus.SERVICE_UNAVAILABLE, RETRY_LATER)
+        long = f"not done in {self.seconds:g} seconds; ask for fewer or shorter completions"
+        raise RefusedRequest(long, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _whole(self, asked: CompletionRequest, sampled: Sequence[Sampled]) -> Json:
         rollouts = rollouts_of(self.engine, sampled)
-        prompt_tokens = sum(len(prompt.tokens) for prompt in asked.prompts)
-        completion_tokens = sum(rollout.num_sampled for rollout in rollouts)
-        return {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
-            "object": "chat.completion" if chat else "text_completion",
-            "created": int(time.time()),
-            "model": self.name,
-            "choices": [
-                {"index": index, **self.choice(rollout, asked, chat=chat)} for index, rollout in enumerate(rollouts)
-            ],
-            "usage": {
-                "prompt_tokens": prompt_tokens,
-                "completion_tokens": completion_tokens,
-                "total_tokens": prompt_tokens + completion_tokens,
-            },
-        }
+        choices = [
+            {"index": index, **whole_choice(rollout, asked, self.policy.tokenizer)}
+            for index, rollout in enumerate(rollouts)
+        ]
+        num_sampled = sum(rollout.num_sampled for rollout in rollouts)
+        return {**Heading(self.name, chat=asked.chat).over(choices), "usage": usage(asked, num_sampled)}
 
-    def choice(self, rollout: Rollout, asked: CompletionRequest, *, chat: bool) -> dict[str, Any]:
-        cuts = [at for at in (rollout.text.find(stop) for stop in asked.stops) if at >= 0]
-        text = rollout.text[: min(cuts)] if cuts else rollout.text
-        reason = "length" if rollout.finish.cut_off and not cuts else "stop"
-        said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        logprobs = openai_logprobs(rollout, len(text), self.policy.tokenizer, chat=chat) if asked.logprobs else None
-        return {**said, "finish_reason": reason, "logprobs": logprobs}
+    async def _stream(self, request: Request, asked: CompletionRequest, ending: ExitStack) -> Response:
+        """The answer in chunks.  What goes wrong before the first one is an ordinary refusal."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:  # called by the sampler's thread
+            if not news.is_set():
+                loop.call_soon_threadsafe(news.set)
+
+        job = self.sampler.submit(*continuations_of(asked, self.policy), tell)
+        ending.callback(self.sampler.cancel, job)
+        job.result.add_done_callback(lambda _: tell())
+        chunks = self._chunks(asked, job, news)
+        first: list[Json] = await requests.while_client_waits(request, anext(chunks))
+        return EventStream(events(first, chunks), ending.pop_all().close)
+
+    async def _chunks(
+        self, asked: CompletionRequest, job: SamplingJob, news: asyncio.Event
+    ) -> AsyncIterator[list[Json]]:
+        """Chunks as tokens are sampled, those of all choices that have grown at a time."""
+        heading, no_usage = Heading(self.name, chat=asked.chat), {"usage": None} if asked.stream_usage else {}
+        under_way = [
+            (each, StreamedChoice(index, asked, self.policy.tokenizer)) for index, each in enumerate(job.continuations)
+        ]
+        while under_way:
+            with refusing():
+                await self._wait_for(news, job)
+            said = [chunk for each, choice in under_way if (chunk := self._next(choice, job, each)) is not None]
+            under_way = [(each, choice) for each, choice in under_way if not choice.ended]
+            if said:
+                yield [{**heading.over([chunk], chunk=True), **no_usage} for chunk in said]
+        if asked.stream_usage:
+            num_sampled = sum(len(each.tokens) for each in job.done.values())
+            yield [{**heading.over([], chunk=True), "usage": usage(asked, num_sampled)}]
+
+    async def _wait_for(self, news: asyncio.Event, job: SamplingJob) -> None:
+        """Wait for news of a job.  Raises what has ended it before it was done."""
+        while not news.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds_left(job)):
+                    await news.wait()
+        news.clear()
+        if job.result.done():
+            job.result.result()
+        else:
+            self._seconds_left(job)
+
+    def _next(self, choice: StreamedChoice, job: SamplingJob, continuation: Continuation) -> Json | None:
+        sampled = job.done.get(id(continuation))
+        if sampled is None:
+            return choice.grown(job.tokens.get(id(continuation), ()))
+        return choice.finished(*rollouts_of(self.engine, [sampled]))
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events; `end` is called when all are sent, and when the client has left."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], end: Callable[[], None]) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.end()
+
+
+async def events(first: list[Json], others: AsyncIterator[list[Json]]) -> AsyncIterator[bytes]:
+    """Chunks as events; an error is the last one."""
+    try:
+        yield event_of(*first)
+        async for chunks in others:
+            yield event_of(*chunks)
+        yield b"data: [DONE]\n\n"
+    except RefusedRequest as error:
+        yield event_of(error.content)
+    except Exception:
+        yield event_of(requests.server_fault().content)
+        raise
+
+
+def event_of(*contents: Json) -> bytes:
+    """Events in ASCII: some clients end a line at other characters than line feeds."""
+    return "".join(f"data: {json.dumps(each, separators=(',', ':'))}\n\n" for each in contents).encode("ascii")
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What ends a job, as the answer to its request."""
+    try:
+        yield
+    except Ended as error:
+        raise RefusedRequest(str(error), HTTPStatus.SERVICE_UNAVAILABLE, RETRY_LATER) from error
+    except RunError as error:
+        raise RefusedRequest(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from error
+    except UserError as error:
+        raise RefusedRequest(str(error)) from error
 
 
 def served_engine(policy: Policy, max_rows: int) -> InProcessEngine:
@@ -182,7 +286,10 @@ def served_engine(policy: Policy, max_rows: int) -> InProcessEngine:
 def continuations_of(asked: CompletionRequest, policy: Policy) -> tuple[SamplingRequest, list[Continuation]]:
     """What a request samples: each prompt is a draw."""
     settings = SamplingRequest(
-        sampling=asked.options.sampling, key=StreamKey(asked.seed, "serve", 0), stop_texts=asked.stops
+        sampling=asked.options.sampling,
+        key=StreamKey(asked.seed, "serve", 0),
+        stop_texts=asked.stops,
+        keep_alternatives=min(asked.logprobs or 0, policy.num_logits),
     )
     return settings, [
         Continuation(
@@ -195,46 +302,3 @@ def continuations_of(asked: CompletionRequest, policy: Policy) -> tuple[Sampling
         for draw, prompt in enumerate(asked.prompts)
         for sample in range(asked.count)
     ]
-
-
-def openai_logprobs(rollout: Rollout, length: int, tokenizer: PreTrainedTokenizerBase, *, chat: bool) -> dict[str, Any]:
-    """Tokens and log-probs of the first `length` characters of a completion; the stop token is not part of its text.
-
-    They are log μ in nats at the temperature of the sampling (at 1 for temperature 0), before any cut.
-    """
-    texts = added_texts(tokenizer, rollout.sequence.text_tokens)
-    offsets = list(accumulate(map(len, texts[:-1]), initial=0)) if texts else []
-    shown = sum(offset < length for offset in offsets) if length < len(rollout.text) else len(texts)
-    kept = list(zip(texts[:shown], rollout.logprobs[:shown], strict=True))
-    if not chat:
-        return {
-            "tokens": [text for text, _ in kept],
-            "token_logprobs": [logprob for _, logprob in kept],
-            "top_logprobs": None,
-            "text_offset": offsets[:shown],
-        }
-    content = [
-        {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8")), "top_logprobs": []}
-        for text, logprob in kept
-    ]
-    return {"content": content, "refusal": None}
-
-
-def added_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[str]:
-    """What each token adds to the text; a character of several tokens comes with its last.
-
-    A few tokens are decoded at a time, since some tokenizers leave out a space before the first.
-    """
-
-    def decoded(some: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(some), skip_special_tokens=False))
-
-    texts: list[str] = []
-    start = read = 0
-    for end in range(1, len(tokens) + 1):
-        before, now = decoded(tokens[start:read]), decoded(tokens[start:end])
-        whole = len(now) > len(before) and not now.endswith(HALF_CHARACTER)
-        texts.append(now[len(before) :] if whole or end == len(tokens) else "")
-        if whole:
-            start, read = read, end
-    return texts

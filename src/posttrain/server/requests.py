@@ -7,9 +7,10 @@ A page of another site names itself as `Origin`; one whose name was made to poin
 import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -22,22 +23,35 @@ READ_PAST_BYTES = 64 << 20
 MOST_DIGITS = 9
 """Of a length that may be one."""
 
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+RETRY_LATER: Mapping[str, str] = MappingProxyType({"Retry-After": "5"})
+"""OpenAI's clients wait so many seconds before they ask again."""
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class RefusedRequest(Exception):
-    """A request that is not answered, with its status and, where another method would do, that method."""
+    """A request that is not answered, with its status and further headers of the answer."""
 
-    def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST, *, allowed: str = "") -> None:
+    def __init__(
+        self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
         super().__init__(message)
-        self.status, self.allowed = status, allowed
+        self.status, self.headers = status, headers
+
+    @property
+    def content(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        return {"error": {"message": str(self), "type": kind}}
 
     @property
     def answer(self) -> Response:
         """The connection ends with it, since a body that was not read is not the next request."""
-        headers = {"Connection": "close", **({"Allow": self.allowed} if self.allowed else {})}
-        content = {"error": {"message": str(self), "type": "invalid_request_error"}}
-        return JSONResponse(content, status_code=self.status, headers=headers)
+        return JSONResponse(self.content, status_code=self.status, headers={"Connection": "close", **self.headers})
+
+
+def server_fault() -> RefusedRequest:
+    return RefusedRequest("a fault of the server; its terminal says more", HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,8 @@ class Access:
     """What a request may call this machine; None is anything."""
     token: str = ""
     """What a request must bring, empty for none."""
+    origins: Collection[str] = ()
+    """Other sites whose pages may ask too."""
 
     def checked(self, endpoint: Endpoint, *, needs_token: bool = True) -> Endpoint:
         """The endpoint, for those who may ask."""
@@ -68,7 +84,7 @@ class Access:
                 rule = f"Host = {named[:80]!r}: use {' or '.join(self.hosts)}"
                 raise RefusedRequest(rule, HTTPStatus.FORBIDDEN)
         origin = request.headers.get("Origin")
-        if origin is not None and origin != f"http://{host}":
+        if origin is not None and origin not in (f"http://{host}", *self.origins):
             rule = "is a page of another site, which may not ask here"
             raise RefusedRequest(f"Origin = {origin[:80]!r}: {rule}", HTTPStatus.FORBIDDEN)
 

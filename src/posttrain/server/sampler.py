@@ -7,7 +7,7 @@ two tokens, in which weights may change.
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import SamplingTimeout
 from posttrain.generation.in_process import InProcessEngine, InProcessSampling
-from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
+from posttrain.generation.request import Continuation, Request, Sampled, SampledToken, StreamKey
 
 MAX_SAMPLINGS = 4
 """Different settings that are sampled side by side, besides a probe; each has a cache of its own."""
@@ -42,6 +42,10 @@ class SamplingJob:
     """When it was put; None while it waits."""
     done: dict[int, Sampled] = field(default_factory=dict)
     """By the `id` of the continuation, which the engine returns as it was put."""
+    news: Callable[[], None] | None = None
+    """Called by the sampler's thread when `tokens` or `done` has grown; None for a job that is not streamed."""
+    tokens: dict[int, list[SampledToken]] = field(default_factory=dict)
+    """The tokens so far of completions that are not done, by the `id` of the continuation; only appended to."""
 
     def fail(self, error: BaseException) -> None:
         with suppress(InvalidStateError):  # done, or cancelled
@@ -75,11 +79,13 @@ class Sampler:
 
     # What other threads call
 
-    def submit(self, request: Request, continuations: Sequence[Continuation]) -> SamplingJob:
-        """Sample these, with the streams of the request where they have none of their own."""
+    def submit(
+        self, request: Request, continuations: Sequence[Continuation], news: Callable[[], None] | None = None
+    ) -> SamplingJob:
+        """Sample these, with the streams of the request where they have none of their own; `news` makes it streamed."""
         settings = replace(request, key=PROBE_KEY if request.key.purpose == PROBE_KEY.purpose else NO_KEY)
         keyed = [each if each.key is not None else replace(each, key=request.key) for each in continuations]
-        job = SamplingJob(settings, keyed)
+        job = SamplingJob(settings, keyed, news=news)
         with self.changed:
             if self.stopped:
                 job.fail(Ended("the server ends; try again later"))
@@ -243,6 +249,7 @@ class Sampler:
         to.jobs |= {id(each): job for each in job.continuations}
 
     def _take(self, settings: Request, at: OpenSampling) -> None:
+        streamed = {place: job for place, job in at.jobs.items() if job.news is not None}
         try:
             done = at.sampling.take(0)
         except SamplingTimeout:
@@ -258,8 +265,23 @@ class Sampler:
             if len(job.done) == len(job.continuations):
                 with suppress(InvalidStateError):  # its client has just left
                     job.result.set_result([job.done[id(each)] for each in job.continuations])
+        if streamed:
+            self._pass_on(settings, at, streamed)
         if not at.jobs and not settings.keep:
             self._close(settings)
+
+    def _pass_on(self, settings: Request, at: OpenSampling, streamed: Mapping[int, SamplingJob]) -> None:
+        """Give streamed jobs their new tokens."""
+        try:
+            new = at.sampling.tokens_after({place: len(job.tokens.get(place, ())) for place, job in streamed.items()})
+        except RunError as error:
+            self._close(settings, error)
+            return
+        for place, tokens in new.items():
+            streamed[place].tokens.setdefault(place, []).extend(tokens)
+        for job in dict.fromkeys(streamed.values()):
+            if job.news is not None:
+                job.news()
 
     def _drop_cancelled(self, settings: Request, at: OpenSampling) -> None:
         gone = [job for job in dict.fromkeys(at.jobs.values()) if job.result.cancelled()]

@@ -1,0 +1,209 @@
+"""Completions as OpenAI's clients read them: whole, or chunk by chunk as they are sampled."""
+
+import secrets
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from posttrain.generation.request import SampledToken
+from posttrain.records import Rollout
+from posttrain.server.openai_requests import CompletionRequest
+
+Json = dict[str, Any]
+HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+"""What the bytes of an incomplete character are decoded to."""
+MOST_HELD = 64
+"""Tokens that may wait for the end of a character; more of them are not one."""
+
+
+class TextPieces:
+    """What each token adds to a text.  A character of several tokens comes with its last.
+
+    A few tokens are decoded at a time, since some tokenizers leave out a space before the first.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.context: list[int] = []
+        """The tokens of the last piece, which the next ones are decoded after."""
+        self.held: list[int] = []
+        """Tokens whose text has not come yet."""
+
+    def add(self, token: int) -> str:
+        self.held.append(token)
+        piece = self.rest()
+        if not piece or (piece.endswith(HALF_CHARACTER) and len(self.held) < MOST_HELD):
+            return ""
+        self.context, self.held = self.held, []
+        return piece
+
+    def rest(self) -> str:
+        """The text of tokens that end inside a character."""
+        return self._decoded([*self.context, *self.held])[len(self._decoded(self.context)) :] if self.held else ""
+
+    def _decoded(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
+
+
+def added_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[str]:
+    """What each token adds to a whole text."""
+    pieces = TextPieces(tokenizer)
+    texts = [pieces.add(token) for token in tokens]
+    if texts:
+        texts[-1] += pieces.rest()
+    return texts
+
+
+class Heading:
+    """What is the same in an answer and in all of its chunks."""
+
+    def __init__(self, model: str, *, chat: bool) -> None:
+        self.model, self.chat = model, chat
+        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+
+    def over(self, choices: list[Json], *, chunk: bool = False) -> Json:
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+
+def usage(asked: CompletionRequest, num_sampled: int) -> Json:
+    num_read = sum(len(prompt.tokens) for prompt in asked.prompts)
+    return {"prompt_tokens": num_read, "completion_tokens": num_sampled, "total_tokens": num_read + num_sampled}
+
+
+def shown_text(rollout: Rollout, asked: CompletionRequest) -> tuple[str, str]:
+    """The text before the first stop text, and why it ends."""
+    cuts = [at for at in (rollout.text.find(stop) for stop in asked.stops) if at >= 0]
+    reason = "length" if rollout.finish.cut_off and not cuts else "stop"
+    return rollout.text[: min(cuts)] if cuts else rollout.text, reason
+
+
+def whole_choice(rollout: Rollout, asked: CompletionRequest, tokenizer: PreTrainedTokenizerBase) -> Json:
+    """A completion that is sent whole."""
+    text, reason = shown_text(rollout, asked)
+    said = {"message": {"role": "assistant", "content": text}} if asked.chat else {"text": text}
+    logprobs = None
+    if asked.logprobs is not None:
+        tokens, texts = tokens_of(rollout), added_texts(tokenizer, rollout.sequence.text_tokens)
+        shown = num_shown(offsets_of(texts), text, rollout)
+        logprobs = logprobs_of(tokens[:shown], texts[:shown], 0, asked, tokenizer)
+    return {**said, "finish_reason": reason, "logprobs": logprobs}
+
+
+def tokens_of(rollout: Rollout) -> list[SampledToken]:
+    alternatives = rollout.alternatives or ((),) * len(rollout.logprobs)
+    return list(map(SampledToken, rollout.sequence.tokens, rollout.logprobs, alternatives))
+
+
+def offsets_of(texts: Sequence[str], start: int = 0) -> list[int]:
+    """Where the text of each token begins."""
+    return list(accumulate(map(len, texts[:-1]), initial=start)) if texts else []
+
+
+def num_shown(offsets: Sequence[int], text: str, rollout: Rollout) -> int:
+    """How many tokens begin in a text, all of a completion's or what stands before a stop text."""
+    return bisect_left(offsets, len(text)) if len(text) < len(rollout.text) else len(offsets)
+
+
+def logprobs_of(
+    tokens: Sequence[SampledToken],
+    texts: Sequence[str],
+    start: int,
+    asked: CompletionRequest,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Json:
+    """Log-probs of tokens and of the likeliest in their places; `start` is where the first begins in its completion.
+
+    They are log μ in nats at the temperature of the sampling (at 1 for temperature 0), before any cut.
+    """
+    likeliest = [
+        [(str(tokenizer.decode([other])), logprob) for other, logprob in token.alternatives] for token in tokens
+    ]
+    if asked.chat:
+        return {
+            "content": [
+                {**entry(text, token.logprob), "top_logprobs": [entry(*other) for other in others]}
+                for text, token, others in zip(texts, tokens, likeliest, strict=True)
+            ],
+            "refusal": None,
+        }
+    top = [
+        {**dict(reversed(others)), text: token.logprob}  # of two tokens with one text the likelier stays
+        for text, token, others in zip(texts, tokens, likeliest, strict=True)
+    ]
+    return {
+        "tokens": [*texts],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": top if asked.logprobs else None,
+        "text_offset": offsets_of(texts, start),
+    }
+
+
+def entry(text: str, logprob: float) -> Json:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8"))}
+
+
+class StreamedChoice:
+    """A completion that is sent in chunks: whole characters, and nothing that may become a stop text."""
+
+    def __init__(self, index: int, asked: CompletionRequest, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.index, self.asked, self.tokenizer = index, asked, tokenizer
+        self.pieces = TextPieces(tokenizer)
+        self.text = ""
+        """The text so far."""
+        self.texts, self.offsets = list[str](), list[int]()
+        """What each token added to it, and where."""
+        self.num_sent = self.num_tokens_sent = 0
+        """Characters, and tokens whose log-probs were sent."""
+        self.begun = self.ended = False
+
+    def grown(self, tokens: Sequence[SampledToken]) -> Json | None:
+        """The next chunk of a completion that has these tokens so far; None where nothing new may be sent."""
+        self._read(tokens)
+        sure = self._sure_length()
+        return self._chunk(tokens, self.text[:sure], bisect_left(self.offsets, sure)) if sure > self.num_sent else None
+
+    def finished(self, rollout: Rollout) -> Json:
+        """The last chunk."""
+        tokens = tokens_of(rollout)[: len(rollout.sequence.text_tokens)]
+        self._read(tokens)
+        if self.texts:
+            self.texts[-1] += self.pieces.rest()
+        text, reason = shown_text(rollout, self.asked)
+        self.ended = True
+        return self._chunk(tokens, text, num_shown(self.offsets, text, rollout), reason)
+
+    def _read(self, tokens: Sequence[SampledToken]) -> None:
+        for each in tokens[len(self.texts) :]:
+            self.offsets.append(len(self.text))
+            self.texts.append(self.pieces.add(each.token))
+            self.text += self.texts[-1]
+
+    def _sure_length(self) -> int:
+        """Characters before the first place where a stop text may begin."""
+        for start in range(self.num_sent, len(self.text)) if self.asked.stops else ():
+            rest = self.text[start:]
+            if any(stop.startswith(rest) or rest.startswith(stop) for stop in self.asked.stops):
+                return start
+        return len(self.text)
+
+    def _chunk(self, tokens: Sequence[SampledToken], text: str, shown: int, reason: str | None = None) -> Json:
+        """The chunk with what was not sent of the first `shown` tokens and their text."""
+        new, said, logprobs = slice(self.num_tokens_sent, shown), text[self.num_sent :], None
+        if self.asked.logprobs is not None:
+            start = self.offsets[self.num_tokens_sent] if self.num_tokens_sent < shown else 0
+            logprobs = logprobs_of(tokens[new], self.texts[new], start, self.asked, self.tokenizer)
+        role = {} if self.begun else {"role": "assistant"}
+        delta = {**role, **({"content": said} if said or role else {})}
+        self.begun, self.num_sent, self.num_tokens_sent = True, len(text), shown
+        return {
+            "index": self.index,
+            **({"delta": delta} if self.asked.chat else {"text": said}),
+            "finish_reason": reason,
+            "logprobs": logprobs,
+        }
