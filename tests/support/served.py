@@ -12,14 +12,17 @@ from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
 from posttrain.options.model import ModelOptions
 from posttrain.server.model_server import ModelServer
-from posttrain.server.openai_routes import Service
+from posttrain.server.openai_routes import MAX_REQUESTS, Service
 
 JSON = {"Content-Type": "application/json"}
 QUESTION = "Use all of 11, 25, 11 to make 25."
 
 
-def serving(policy: Policy, *, name: str, seconds: float = 600.0, **how: Any) -> ModelServer:
-    return ModelServer(Service(policy, renderer_of(policy), name=name, seconds=seconds), **how)
+def serving(
+    policy: Policy, *, name: str, seconds: float = 600.0, max_requests: int = MAX_REQUESTS, **how: Any
+) -> ModelServer:
+    service = Service(policy, renderer_of(policy), name=name, seconds=seconds, max_requests=max_requests)
+    return ModelServer(service, **how)
 
 
 @contextmanager

@@ -32,6 +32,8 @@ MAX_ROWS = 256
 """Completions that are decoded side by side."""
 PATIENCE_SECONDS = 30.0
 """How far a request may exceed its time limit before it counts as hanging: a step of the model takes its time."""
+CHUNK_SECONDS = 0.02
+"""Between two chunks of an answer; with many more, sending them takes longer than a small model takes to sample them."""
 MAX_REQUESTS = 1024
 """Requests of OpenAI's clients that are answered or wait."""
 
@@ -200,12 +202,15 @@ class Service:
         under_way = [
             (each, StreamedChoice(index, asked, self.policy.tokenizer)) for index, each in enumerate(job.continuations)
         ]
+        sent_at = -CHUNK_SECONDS
         while under_way:
             with refusing():
+                await asyncio.sleep(sent_at + CHUNK_SECONDS - time.monotonic())
                 await self._wait_for(news, job)
             said = [chunk for each, choice in under_way if (chunk := self._next(choice, job, each)) is not None]
             under_way = [(each, choice) for each, choice in under_way if not choice.ended]
             if said:
+                sent_at = time.monotonic()
                 yield [{**heading.over([chunk], chunk=True), **no_usage} for chunk in said]
         if asked.stream_usage:
             num_sampled = sum(len(each.tokens) for each in job.done.values())
