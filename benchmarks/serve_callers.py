@@ -18,7 +18,6 @@ from statistics import median
 from typing import Any
 
 import httpx
-
 from serve_rl import cpu_seconds
 
 CALLERS, LIMIT = 32, 100

@@ -33,7 +33,7 @@ MAX_ROWS = 256
 PATIENCE_SECONDS = 30.0
 """How far a request may exceed its time limit before it counts as hanging: a step of the model takes its time."""
 CHUNK_SECONDS = 0.02
-"""Between two chunks of an answer; with many more, sending them takes longer than a small model takes to sample them."""
+"""Between two chunks of an answer: sending many more takes longer than a small model takes to sample them."""
 MAX_REQUESTS = 1024
 """Requests of OpenAI's clients that are answered or wait."""
 
