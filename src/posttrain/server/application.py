@@ -1,6 +1,6 @@
 """One Starlette application: routes in, answers and refusals out, whatever is asked for."""
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
 from http import HTTPMethod, HTTPStatus
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from posttrain.server.requests import Endpoint, RefusedRequest, brief, server_fault
 
-Scope = dict[str, Any]
+Scope = MutableMapping[str, Any]
 Application = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
@@ -23,8 +23,13 @@ def open_to(origins: Collection[str], app: Application) -> Application:
     """The application, which also answers the pages of other sites that are named, as browsers ask for them (CORS)."""
     if not origins:
         return app
-    allowed = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["Retry-After"]}
-    crossing = CORSMiddleware(app, allow_origins=[*origins], **allowed)
+    crossing = CORSMiddleware(
+        app,
+        allow_origins=[*origins],
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After"],
+    )
 
     async def by_origin(scope: Scope, receive: Any, send: Any) -> None:
         named = scope["type"] == "http" and Headers(scope=scope).get("Origin") in origins
