@@ -93,7 +93,7 @@ function asPercents(_, values) {
 
 // As many decimals as the distance between two lines of the grid needs.
 function asNumbers(_, values, axis, space, distance) {
-  if (distance < 1e-4) return values.map((value) => number(value, 2));
+  if (distance < 1e-4) return values.map((value) => (value ? value.toExponential(0).replaceAll("-", "\u2212") : "0"));
   const decimals = (String(Number(distance.toPrecision(6))).split(/[.e]/)[1] || "").length;
   return values.map((value) => value.toFixed(decimals).replace("-", "\u2212"));
 }

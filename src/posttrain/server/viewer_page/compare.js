@@ -3,7 +3,7 @@ import { choose, link } from "./address.js";
 import { pathOf } from "./api.js";
 import { Chart } from "./charts.js";
 import { html, useMemo } from "./dom.js";
-import { brief, counted, number, percent, plain } from "./format.js";
+import { brief, counted, number, percent, plain, signed } from "./format.js";
 import { Answer } from "./loading.js";
 import { Choice, Empty, Section, Select } from "./parts.js";
 
@@ -25,7 +25,7 @@ function Compared({ found, query }) {
   return html`<section class="panels" aria-label="curves of both runs">${found.curves.map((panel) => html`<${Chart} key=${panel.panel} title=${panel.panel} unit=${panel.unit}
       lines=${coloured(panel.lines, found.a.name)} percents=${panel.scale === "share"} sync="compare" />`)}</section>
     <${Section} id="test" title="Held-out problems" note="Solved: most completions are right after training.">
-      <div class="scroll"><table class="rows square"><thead><tr><td></td><th scope="col">${b} solves</th><th scope="col">${b} does not</th></tr></thead><tbody>
+      <div class="scroll fit"><table class="rows square"><thead><tr><td></td><th scope="col">${b} solves</th><th scope="col">${b} does not</th></tr></thead><tbody>
         <tr><th scope="row">${a} solves</th><td class="n">${number(found.both)}</td><td class="n heat-n2">${number(found.only_a)}</td></tr>
         <tr><th scope="row">${a} does not</th><td class="n heat-p2">${number(found.only_b)}</td><td class="n">${number(found.neither)}</td></tr></tbody></table></div>
       <p class="says">${plain(found.says)}</p><//><${Problems} found=${found} query=${query} />`;
@@ -59,7 +59,7 @@ function Problems({ found, query }) {
     <div class="scroll"><table class="rows"><thead><tr><th>problem</th><th>prompt</th><th class="n">A</th><th class="n">B</th><th class="n">B − A</th></tr></thead>
       <tbody>${problems.slice(0, SHOWN).map((one) => html`<tr key=${one.prompt_id}><th scope="row">${plain(one.prompt_id)}</th><td class="prompt">${plain(brief(one.prompt, 80))}</td>
         <td class="n"><a data-item href=${address(found.a, one.at_a)}>${percent(one.a)}</a></td><td class="n"><a href=${address(found.b, one.at_b)}>${percent(one.b)}</a></td>
-        <td class="n">${number((one.b - one.a) * 100)} pp</td></tr>`)}</tbody></table></div>`;
+        <td class="n">${signed((one.b - one.a) * 100)} pp</td></tr>`)}</tbody></table></div>`;
 }
 
 function address(run, at) {

@@ -108,7 +108,7 @@ function Made({ overview, runs }) {
     ["Seconds", mapped(overview.seconds, seconds)], ["Tokens", mapped(overview.tokens, number)]];
   return html`<${Section} id="made" title="How it was made">
     <p class="note path">${plain(overview.folder)}</p>
-    ${overview.compared_with.length > 0 && html`<p>Compare with ${overview.compared_with.map((other) => html`<a key=${other}
+    ${overview.compared_with.length > 0 && html`<p class="links">Compare with ${overview.compared_with.map((other) => html`<a key=${other}
       href=${link(["compare"], { a: overview.run, b: other })}>${plain(runs.find((one) => one.run === other)?.name || other)}</a> `)}</p>`}
     ${overview.recipe && html`<details><summary>Recipe</summary><pre class="code">${plain(overview.recipe)}</pre></details>`}
     ${tables.filter(([, table]) => Object.keys(table).length).map(([title, table]) => html`<details key=${title}>

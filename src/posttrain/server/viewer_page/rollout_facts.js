@@ -1,6 +1,6 @@
 // Next to a rollout's text: its scores, the numbers of the token in hand, what graders read, and the row it came from.
 import { link } from "./address.js";
-import { heat, outcomeColour, scaleOf } from "./colours.js";
+import { baseOf, heat, outcomeColour, scaleOf } from "./colours.js";
 import { html } from "./dom.js";
 import { number, percent, plain, words } from "./format.js";
 import { Fact, Outcome, Section, Signed, Tag } from "./parts.js";
@@ -29,14 +29,24 @@ export function sentence(page, quantity, at) {
 export function Reading({ page, at, chosen }) {
   const piece = page.completion[Math.min(at, page.completion.length - 1)];
   const alternatives = (page.alternatives && page.alternatives[at]) || [];
-  const rows = page.quantities.filter((one) => one.values[at] !== null && one.values[at] !== undefined);
+  const updates = page.quantities.map((one) => one.update).filter((update) => update !== undefined);
+  const update = chosen?.update ?? Math.max(...updates);
+  const shown = page.quantities.filter((one) => one.update === undefined || one.update === update);
+  const rows = shown.filter((one) => one.values[at] !== null && one.values[at] !== undefined);
   return html`<section class="reading-box" aria-live="off" aria-label="token"><h2>Token ${at} <code>${tokenName(piece)}</code></h2>
     <table class="pairs"><tbody><tr><th scope="row">id</th><td class="n">${piece.id}</td></tr>
       ${!piece.sampled && html`<tr><th scope="row">given</th><td class="n">not sampled</td></tr>`}
-      ${rows.map((one) => html`<tr key=${one.name} class=${one === chosen ? "on" : ""}><th scope="row">${one.label}</th>
-        <td class=${"n " + heat(one.values[at], scaleOf(one))}>${number(one.values[at], 4)}<span class="unit">${one.unit}</span></td></tr>`)}</tbody></table>
+      ${rows.map((one) => html`<tr key=${one.name} class=${one === chosen ? "on" : ""}><th scope="row" title=${one.unit}>${one.label.split(", update")[0]}</th>
+        <td class=${"n " + paleOrHeat(one, at)}>${baseOf(one.name) === "clipped" ? (one.values[at] ? "yes" : "no") : number(one.values[at], 4)}${one.unit === "nats" && html`<span class="unit">nats</span>`}</td></tr>`)}</tbody></table>
+    ${updates.length > 0 && html`<p class="note">log π and below: as update ${update} of the step saw them</p>`}
     ${alternatives.length > 0 && html`<h3>Likeliest tokens</h3><ol class="alternatives">${alternatives.map((one) => html`<li key=${one.id} class=${one.id === piece.id ? "on" : ""}>
       <code>${plain(JSON.stringify(one.text))}</code><meter min="0" max="1" value=${Math.exp(one.logprob)}></meter><span class="n">${percent(Math.exp(one.logprob))}</span></li>`)}</ol>`}</section>`;
+}
+
+// A quantity without a fixed scale has no colour here: it could not be compared.
+function paleOrHeat(quantity, at) {
+  const scale = scaleOf(quantity);
+  return scale.own ? "" : heat(quantity.values[at], scale);
 }
 
 export function Graders({ page, run, onPick }) {

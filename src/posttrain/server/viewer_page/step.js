@@ -44,27 +44,29 @@ function Step({ run, page, query, version }) {
 
 function Groups({ run, page, order }) {
   const groups = useMemo(() => [...page.groups].sort((ORDERS[order] || ORDERS[""])[1]), [page, order]);
-  const colours = useMemo(() => outcomeColours(new Set(page.groups.flatMap((group) => group.outcomes))), [page]);
+  const colours = useMemo(() => outcomeColours(new Set(page.groups.flatMap((group) => group.outcomes).filter(Boolean))), [page]);
   const scores = page.groups.flatMap((group) => group.rewards).filter((score) => score !== null);
   const [low, high] = [Math.min(...scores), Math.max(...scores)];
+  const judged = Object.keys(colours).length > 0;
   if (!groups.length) return html`<${Empty}>No rollouts of this step were kept.<//>`;
   return html`<p class="key">${Object.entries(colours).map(([name, colour]) => html`<${Outcome} key=${name} name=${name} colour=${colour} />`)}
       <span class="note">Each dot is one reward, from ${number(low)} to ${number(high)}.</span></p>
     <div class="scroll"><table class="rows groups"><thead><tr><th class="n">group</th><th>prompt</th><th>rewards</th><th class="n">mean</th>
-      <th class="n">spread</th><th>outcomes</th><th class="n">length</th><th></th></tr></thead><tbody>
+      <th class="n">spread</th>${judged && html`<th>outcomes</th>`}<th class="n">length</th><th></th></tr></thead><tbody>
       ${groups.map((group) => html`<${GroupRow} key=${group.group} run=${run} step=${page.step} group=${group} low=${low} high=${high} colours=${colours} />`)}
     </tbody></table></div>`;
 }
 
 function GroupRow({ run, step, group, low, high, colours }) {
   const address = link(["run", run, "group", "rollouts", step, group.group]);
+  const judged = Object.keys(colours).length > 0;
   const counts = {};
-  for (const name of group.outcomes) counts[name] = (counts[name] || 0) + 1;
+  for (const name of group.outcomes.filter(Boolean)) counts[name] = (counts[name] || 0) + 1;
   const quiet = group.uninformative || group.replaced;
   return html`<tr class=${quiet ? "quiet" : ""} onClick=${() => go(address)}><th scope="row" class="n"><a data-item class="open" href=${address}>${group.group}</a></th>
     <td class="prompt">${plain(brief(group.prompt, 90))}</td><td><${ScoreStrip} scores=${group.rewards} low=${low} high=${high} /></td>
     <td class="n">${number(group.mean)}</td><td class="n">${number(group.spread)}</td>
-    <td>${group.outcomes.length > 0 && html`<${OutcomeBar} counts=${sorted(counts, colours)} colours=${colours} />`}</td><td class="n">${number(group.mean_length)}</td>
+    ${judged && html`<td><${OutcomeBar} counts=${sorted(counts, colours)} colours=${colours} /></td>`}<td class="n">${number(group.mean_length)}</td>
     <td>${group.uninformative && html`<${Tag} title="All rewards are equal: this group does not change the policy.">no signal<//>`}
       ${group.replaced && html`<${Tag} tone="warn" title="Dynamic sampling drew another group instead.">replaced<//>`}</td></tr>`;
 }
