@@ -41,8 +41,8 @@ function Alarms({ alarms, run }) {
     <ul class="alarms">${alarms.map((alarm, place) => html`<li key=${place} id=${`alarm-${alarm.step}`} class=${alarm.notice ? "notice" : "alarm"}>
       <span class="alarm-step"><a data-item href=${link(["run", run, "step", alarm.step])}>step ${alarm.step}</a></span>
       <span class="alarm-text"><b>${plain(words(alarm.name))}:</b> ${plain(alarm.says)}
-        ${alarm.links.length > 0 && html`<span class="links">${alarm.links.map((one) => html`<a key=${one.at} data-item
-          href=${link(["run", run, "rollout", ...one.at.split("/")])}>${plain(one.label)}</a>`)}</span>`}
+        ${alarm.links.length > 0 && html`<span class="links">completions ${alarm.links.map((one) => html`<a key=${one.at} data-item title=${one.label}
+          href=${link(["run", run, "rollout", ...one.at.split("/")])}>${one.at.split("/").slice(2).join("·")}</a>`)}</span>`}
         ${alarm.transcript && html`<details><summary>transcript</summary><pre>${plain(alarm.transcript)}</pre></details>`}</span></li>`)}</ul><//>`;
 }
 

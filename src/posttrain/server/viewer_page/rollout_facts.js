@@ -38,9 +38,13 @@ export function Reading({ page, at, chosen }) {
       ${!piece.sampled && html`<tr><th scope="row">given</th><td class="n">not sampled</td></tr>`}
       ${rows.map((one) => html`<tr key=${one.name} class=${one === chosen ? "on" : ""}><th scope="row" title=${one.unit}>${one.label.split(", update")[0]}</th>
         <td class=${"n " + paleOrHeat(one, at)}>${baseOf(one.name) === "clipped" ? (one.values[at] ? "yes" : "no") : number(one.values[at], 4)}${one.unit === "nats" && html`<span class="unit">nats</span>`}</td></tr>`)}</tbody></table>
-    ${updates.length > 0 && html`<p class="note">log π and below: as update ${update} of the step saw them</p>`}
+    ${updates.length > 0 && html`<p class="note">From log π down: as update ${update} of the step computed them.</p>`}
     ${alternatives.length > 0 && html`<h3>Likeliest tokens</h3><ol class="alternatives">${alternatives.map((one) => html`<li key=${one.id} class=${one.id === piece.id ? "on" : ""}>
-      <code>${plain(JSON.stringify(one.text))}</code><meter min="0" max="1" value=${Math.exp(one.logprob)}></meter><span class="n">${percent(Math.exp(one.logprob))}</span></li>`)}</ol>`}</section>`;
+      <code>${plain(JSON.stringify(one.text))}</code><span class="share-bar"><i style=${{ width: 100 * Math.exp(one.logprob) + "%" }}></i></span><span class="n">${share(Math.exp(one.logprob))}</span></li>`)}</ol>`}</section>`;
+}
+
+function share(probability) {
+  return probability < 1e-4 ? "< 0.01%" : percent(probability);
 }
 
 // A quantity without a fixed scale has no colour here: it could not be compared.
