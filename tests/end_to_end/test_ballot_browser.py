@@ -152,7 +152,7 @@ def other_site(page: str) -> Iterator[str]:
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        yield f"http://127.0.0.1:{server.port}/"
+        yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
 
 
