@@ -36,6 +36,7 @@ OPENS_RUNS = {
     "serve": ["RUN", "--port", "70000"],
     "doctor": ["--model", "RUN"],
     "replay": ["RUN"],
+    "view": ["RUN", "--export", "run.html"],
     "launch": ["--resume", "RUN", "--dry-run"],
 }
 """Every command that takes a run folder, or its recipe, with arguments that open it."""

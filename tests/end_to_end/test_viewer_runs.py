@@ -96,7 +96,7 @@ def test_tables_name_what_is_missing_or_damaged(tmp_path: Path, monkeypatch: pyt
     with refused("there is no file", "step"):
         run.rollouts(steps=[99])
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with refused("pandas is not installed", "pip install pandas", "rollouts()"):
+    with refused("pandas is not installed", "pip install pandas"):
         run.to_pandas()
     (run.folder / "rollouts/step-000002.parquet").write_bytes(b"PAR1")
     with refused("step-000002.parquet: damaged", "steps"):
@@ -128,10 +128,10 @@ def viewer(*arguments: object, folder: Path) -> Iterator[tuple[str, subprocess.P
 def test_the_command_lists_runs_below_a_folder_until_it_is_interrupted(tmp_path: Path) -> None:
     write_run(tmp_path / "runs/set/deep")
     write_run(tmp_path / "runs/first")
-    with viewer(folder=tmp_path) as (address, process):
+    with viewer("--no-live", folder=tmp_path) as (address, process):
         listed = answered(address, "runs")
         assert {run["name"] for run in listed["runs"]} == {"deep", "first"}
-        assert (listed["compares"], listed["below"]) == (False, "runs")
+        assert (listed["compares"], listed["below"], listed["live"]) == (False, "runs", False)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
 

@@ -7,7 +7,7 @@ import sys
 import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,8 @@ class ViewSwitches(Bounded):
 
     port: Port = 0
     """Port of 127.0.0.1 to listen on; 0 takes a free one."""
+    live: bool = True
+    """Follow runs that go on: new steps appear without a reload."""
     open: bool = True
     """Open a browser where there is a display; the address is printed in any case."""
     export: str = ""
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         return export(runs, switches)
     with serve_extra("posttrain view"):
         from posttrain.server.viewer_routes import RunViewer
-    server = RunViewer(runs, port=switches.port)
+    server = RunViewer(replace(runs, live=switches.live), port=switches.port)
     print(f"{server.address}\n(Ctrl-C ends it)", flush=True)
     if switches.open and has_display():
         webbrowser.open(server.address)

@@ -50,4 +50,4 @@ def pandas_frame(table: "pa.Table") -> "pandas.DataFrame":
     try:
         return table.to_pandas()
     except ImportError as error:
-        raise UserError("to_pandas: pandas is not installed.  Run `pip install pandas`, or use rollouts().") from error
+        raise UserError("to_pandas: pandas is not installed.  Run `pip install pandas`.") from error

@@ -56,6 +56,8 @@ class RunList(TypedDict):
     runs: list[RunEntry]
     compares: bool
     """Whether several folders were named, to be compared."""
+    live: bool
+    """Whether the page follows runs that go on."""
     below: str
     """The folder below which runs were found; empty where they were named."""
 

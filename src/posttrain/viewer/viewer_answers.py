@@ -72,6 +72,8 @@ class OpenedRuns:
     shown: list[ShownRun] = field(default_factory=list)
     below: Path | None = None
     """Where they were found, if they were not named."""
+    live: bool = True
+    """Whether the page follows runs that go on."""
 
     def look_again(self) -> None:
         """Add the runs that have appeared below the folder; those that are known keep their numbers."""
@@ -135,6 +137,7 @@ def run_list(asked: AskedFor) -> Answer:
     runs.look_again()
     return RunList(
         runs=[run_entry(each.run, at) for at, each in enumerate(runs.shown)],
+        live=runs.live,
         compares=runs.below is None and len(runs.shown) > 1,
         below=str(runs.below or ""),
     )

@@ -22,6 +22,11 @@ function useAddress() {
   return address;
 }
 
+// Whether a run is to be followed: it is being written, or is about to be.
+function goesOn(run, list) {
+  return Boolean(run) && list.live && ["running", "not begun"].includes(run.state);
+}
+
 // Grows while a run of the list is running, so that the list follows.
 function useTicks(running) {
   const [ticks, setTicks] = useState(0);
@@ -54,17 +59,17 @@ function App() {
   const { data, error } = useAnswer("/api/runs", useTicks(running));
   const runs = data ? data.runs : [];
   const parts = exported && runs.length === 1 && !asked.length ? ["run", String(runs[0].run)] : asked; // a file of one run opens at it
-  useEffect(() => setRunning(runs.some((run) => run.state === "running")), [data]);
+  useEffect(() => setRunning(runs.some((run) => goesOn(run, data))), [data]);
   usePlace(parts);
   const run = parts[0] === "run" ? runs.find((one) => String(one.run) === parts[1]) : undefined;
   useEffect(() => { document.title = [...crumbs(parts, run).map(([name]) => name).reverse(), "posttrain"].join(" · "); });
   return html`<${Header} parts=${parts} run=${run} runs=${runs} /><main id="page">${exported && html`<${FileNote} />`}
     ${error && html`<${Fault} text=${error} />`}${!data && !error && html`<${Skeleton} />`}
-    ${data && html`<${Shown} parts=${parts} query=${query} run=${run} runs=${runs} faults=${data.faults} />`}</main>`;
+    ${data && html`<${Shown} parts=${parts} query=${query} run=${run} runs=${runs} faults=${data.faults} live=${goesOn(run, data)} />`}</main>`;
 }
 
-function Shown({ parts, query, run, runs, faults }) {
-  const version = useVersion(run ? run.run : null, Boolean(run) && run.state === "running" && !exported);
+function Shown({ parts, query, run, runs, faults, live }) {
+  const version = useVersion(run ? run.run : null, live && !exported);
   const [place, , name = ""] = parts;
   const Page = place === "run" ? run && pageOf(run, name) : pages[place];
   if (!parts.length) return html`<${RunList} runs=${runs} faults=${faults} />`;
