@@ -45,7 +45,7 @@ PANELS = (
         "share",
     ),
     Panel("Held-out score", "mean score", (Drawn("eval/score", "sampled"),)),
-    Panel("Loss of rows", "nats per token", (Drawn("loss", "training"), Drawn("eval/loss", "held out"))),
+    Panel("Loss", "nats", (Drawn("loss", "training"), Drawn("eval/loss", "held out"))),
     Panel(
         "Likeliest token",
         "share of tokens",
@@ -90,10 +90,14 @@ PANELS = (
     Panel("Clipped", "share of tokens", (Drawn("clip_ratio/low_mean", "low"), Drawn("clip_ratio/high_mean", "high"))),
     Panel("Explained variance", "of returns", (Drawn("value/explained_variance", "critic"),)),
     Panel("Groups without a signal", "share of groups", (Drawn("frac_uninformative_groups", "no signal"),), "share"),
+    Panel("Gap to the demonstrations", "of feature expectations", (Drawn("gap", "gap"),), "log"),
+    Panel("Largest step", "of a reward", (Drawn("largest_step", "largest step"),), "log"),
+    Panel("Objective", "nats", (Drawn("objective", "objective"),)),
+    Panel("Largest gradient", "of the objective", (Drawn("largest_gradient", "largest gradient"),), "log"),
     Panel("Turns", "per completion", (Drawn("turns/mean", "mean"), Drawn("tools/call_frequency", "tool calls"))),
 )
-"""In order.  Those of rewards are left out where there is no reward, and `Loss of rows` where there is one."""
-BY_REWARD = ("Reward", "Loss of rows")
+"""In order.  Those of rewards are left out where there is no reward, and `Loss` where there is one."""
+BY_REWARD = ("Reward", "Loss")
 
 
 def panels(records: Records) -> list[Curves]:

@@ -23,6 +23,7 @@ MEASURES = {
     "mean_token_accuracy": ("likeliest token", "share"),
     "accuracy": ("pairs ranked right", "share"),
     "pairs/accuracy": ("pairs ranked right", "share"),
+    "pairs/margin": ("margin of pairs", "score"),
     "mean_length": ("mean length", "tokens"),
 }
 """Results of summary.json -> label and unit; others with an interval follow under their own names."""
