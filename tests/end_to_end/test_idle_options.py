@@ -49,6 +49,7 @@ SCENARIOS = {
 KEEP_A_RUN = ("rl", "sft", "reward-model", "dpo", "collect", "irl")
 OTHERS = {
     "view": "takes folders; its own options are switches",
+    "course": "reads no recipe",
     "serve": "loads a model as chat does; its own options are switches",
     "compare": "runs `rl` on each recipe",
     "phases": "takes a recipe and switches; each phase is a run of `sft`, `rl` ...",

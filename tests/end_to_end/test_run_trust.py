@@ -40,7 +40,7 @@ OPENS_RUNS = {
     "launch": ["--resume", "RUN", "--dry-run"],
 }
 """Every command that takes a run folder, or its recipe, with arguments that open it."""
-OPENS_NONE = {"irl", "check-task"}
+OPENS_NONE = {"irl", "check-task", "course"}
 """Those whose recipes name no code, and that take no recipe."""
 
 

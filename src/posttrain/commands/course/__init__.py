@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib import import_module
 
-from posttrain.commands.flags import COMMAND_LINE
+from posttrain.commands.flags import COMMAND_LINE, CommandSpec, asks_help, read_flags
 from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
 
@@ -12,15 +12,21 @@ SUBCOMMANDS = {
     "check": ("check FUNCTION FILE", "try your own version of a course's function on the cases of our tests"),
 }
 """A module of this package -> its usage, and what it does."""
+PROGRAM = CommandSpec(
+    name="posttrain course SUBCOMMAND [ARGUMENTS]",
+    description="Exercises for students of RLHF and GRPO.  "
+    + "  ".join(f"`{usage}`: {does}." for usage, does in SUBCOMMANDS.values())
+    + "  `posttrain course SUBCOMMAND --help` shows the flags of one.",
+)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run a subcommand."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        rows = "\n".join(f"  {usage:22} {does}" for usage, does in SUBCOMMANDS.values())
-        print(f"usage: posttrain course SUBCOMMAND [ARGUMENTS]\n\nExercises for students of RLHF and GRPO.\n\n{rows}")
-        return 0 if arguments else 2
-    name, *rest = arguments
+    if asks_help(arguments[:1]):
+        read_flags(arguments, PROGRAM, {})
+    name, *rest = arguments or [""]
+    if not name:
+        raise UserError(f"{COMMAND_LINE}: SUBCOMMAND is missing.  There are: {', '.join(SUBCOMMANDS)}.")
     if name not in SUBCOMMANDS:
         raise UserError(f"{COMMAND_LINE}: course {name}: no such subcommand.  {did_you_mean(name, [*SUBCOMMANDS])}")
     return int(import_module(f"posttrain.commands.course.{name}").main(rest))
