@@ -114,13 +114,18 @@ def round_pairs(run: OpenedRun, step: int, faults: list[str]) -> list[PairRow]:
     for (draw, is_chosen), chosen in sides.items():
         if not is_chosen:
             continue
-        best = sorted(chosen, key=lambda row: -(number(row.get("reward")) or 0.0))
-        worst = sorted(sides.get((draw, 0), []), key=lambda row: number(row.get("reward")) or 0.0)
+        best = sorted(chosen, key=better_first)
+        worst = sorted(sides.get((draw, 0), []), key=better_first, reverse=True)
         for a, b in zip(best, worst, strict=False):
             where = f"draw {draw}, samples {a.get('sample')} and {b.get('sample')}"
             texts = text(a, "prompt"), text(a, "completion"), text(b, "completion")
             found.append(pair_row(where, texts, (number(a.get("reward")), number(b.get("reward")))))
     return found
+
+
+def better_first(row: Mapping[str, object]) -> tuple[float, int]:
+    """As DPO ranks a group: of equal rewards the first sample is the better one."""
+    return -(number(row.get("reward")) or 0.0), int(number(row.get("sample")) or 0)
 
 
 def pair_row(
