@@ -75,6 +75,19 @@ class Browser:
         self.send("Page.navigate", url=address)
         self.until("/^(http|file)/.test(location.protocol) && document.readyState === 'complete'")
 
+    def enter_frame(self) -> None:
+        """Go on inside the page's frame, which has a process of its own."""
+        self.until("!!document.querySelector('iframe')")
+        deadline = time.monotonic() + SECONDS
+        while not (
+            frames := [each for each in self.send("Target.getTargets")["targetInfos"] if each["type"] == "iframe"]
+        ):
+            assert time.monotonic() < deadline, "no frame has a process of its own"
+            time.sleep(0.01)
+        self._session = self.send("Target.attachToTarget", targetId=frames[0]["targetId"], flatten=True)["sessionId"]
+        for domain in ("Runtime", "Network", "Log"):
+            self.send(f"{domain}.enable")
+
     def run(self, program: str) -> Any:
         """The value of an expression in the page."""
         result = self.send("Runtime.evaluate", expression=program, returnByValue=True, awaitPromise=True)

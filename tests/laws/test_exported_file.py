@@ -1,0 +1,205 @@
+"""A run as one HTML file: within its size, counted, and hostile texts stay data."""
+
+import hashlib
+import html
+import json
+import re
+from base64 import b64encode
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+import posttrain
+from posttrain.cli import main
+from posttrain.errors import UserError
+from posttrain.viewer.exported.chosen_rollouts import alarmed_groups, evenly
+from posttrain.viewer.exported.export import ExportedFile, export_runs
+from posttrain.viewer.exported.module_bundle import bundled
+from posttrain.viewer.exported.size_limit import size_in_bytes
+from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.viewer_answers import OpenedRuns
+from tests.support.hostile_texts import HOSTILE
+from tests.support.refusals import refused
+from tests.support.viewed_folders import step_rows, write_rows, write_run
+
+LARGE = 10_000_000
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six steps, the first of which says hostile texts."""
+    folder = write_run(tmp_path_factory.mktemp("exported") / "run", steps=6)
+    texts = [text.encode("utf-8", "replace").decode() for text in HOSTILE.values()]
+    write_rows(folder / "rollouts/step-000001.parquet", step_rows(1, group=len(texts), texts=texts))
+    return folder
+
+
+def exported(run: Path, limit: int) -> ExportedFile:
+    return export_runs(OpenedRuns.of([run]), limit)
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and what its scripts and styles say."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inside: list[tuple[str, dict[str, str | None], str]] = []
+        self.parts: list[str] | None = None
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.parts = [] if tag in ("script", "style") else None
+
+    def handle_data(self, data: str) -> None:
+        if self.parts is not None:
+            self.parts.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.parts is not None:
+            self.inside.append((*self.tags[-1], "".join(self.parts)))
+        self.parts = None
+
+
+def answers_of(page: str) -> dict[str, Any]:
+    (data,) = (text for _, attributes, text in Elements(page).inside if attributes.get("id") == "answers")
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def test_modules_are_bundled_after_what_they_import_and_share_no_name() -> None:
+    modules = {
+        "main": 'import { a } from "./left.js";\nconst name = a;\n',
+        "left": 'import { c } from "./base.js";\nconst name = 1;\nexport const a = c + name;\n',
+        "base": "const name = 2;\nexport function c() {}\nexport async function d() {}\n",
+        "other": "export const never = 1;\n",
+    }
+    script = bundled(modules, "main")
+    assert [*re.findall(r"const module_(\w+) =", script)] == ["base", "left", "main"]
+    assert "const { c } = module_base;" in script
+    assert "return { c, d };" in script
+    assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
+    assert script.count("const name") == 3, "each in a function of its own"
+    cycle = {"a": 'import { b } from "./b.js";\n', "b": 'import { a } from "./a.js";\n'}
+    with pytest.raises(ValueError, match="a > b > a"):
+        bundled(cycle, "a")
+    with pytest.raises(ValueError, match=r"a\.js imports b\.js"):
+        bundled({"a": cycle["a"]}, "a")
+
+
+@pytest.mark.parametrize("limit", [260_000, 300_000, 420_000, LARGE])
+def test_a_file_is_within_its_size_and_counts_what_it_leaves_out(limit: int, run: Path) -> None:
+    made = exported(run, limit)
+    assert len(made.html.encode()) <= limit
+    answers = answers_of(made.html)
+    rollouts = {path for path in answers if "/rollout/" in path}
+    rows = len(HOSTILE) * 3 + 5 * 12
+    held_out = 3 * 4 + 2 + 3 * 4  # before, along the way and after, the greedy ones with them
+    assert made.num_rollouts == len(rollouts)
+    assert made.of_rollouts == rows + held_out
+    note = answers["export"]
+    assert (note["rollouts"], note["of"]) == (made.num_rollouts, made.of_rollouts)
+    listed = {
+        f"/api/run/0/rollout/{row['at']}"
+        for path, page in answers.items()
+        if path.startswith("/api/run/0/rows?") and "step=" not in path
+        for row in page["rows"]
+    }
+    assert listed == rollouts
+    if limit == LARGE:
+        assert made.num_rollouts == made.of_rollouts
+        assert made.left_out == ()
+
+
+def test_rollouts_of_alarms_come_first(run: Path) -> None:
+    (group,) = alarmed_groups(OpenedRun(run))
+    assert group == ("rollouts", 3, "1")
+    sizes = iter(range(230_000, 400_000, 5_000))
+    made = next(found for size in sizes if (found := smallest(run, size)) is not None and found.num_rollouts)
+    assert "/api/run/0/group/rollouts/3/1" in answers_of(made.html)
+    assert made.num_rollouts == 4, "its group and no other"
+
+
+def smallest(run: Path, size: int) -> ExportedFile | None:
+    try:
+        return exported(run, size)
+    except UserError:
+        return None
+
+
+def test_hostile_texts_are_data_and_only_the_pages_own_code_is_allowed(run: Path) -> None:
+    page = exported(run, LARGE).html
+    found = Elements(page)
+    scripts = [text for tag, attributes, text in found.inside if tag == "script" and "type" not in attributes]
+    styles = [text for tag, _, text in found.inside if tag == "style"]
+    assert len(scripts) == 5, "Preact, its hooks, htm, uPlot, and the modules"
+    assert {tag for tag, _ in found.tags} <= {
+        *("html", "head", "meta", "title", "link", "style", "script", "body", "div", "noscript")
+    }
+    (policy,) = (each["content"] or "" for tag, each in found.tags if each.get("http-equiv"))
+    allowed = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert allowed["default-src"] == "'none'"
+    assert allowed["img-src"] == "data:"
+    for name, code in (("script-src", scripts), ("style-src", styles)):
+        digests = {f"'sha256-{b64encode(hashlib.sha256(each.encode()).digest()).decode()}'" for each in code}
+        assert digests == {*allowed[name].split()}
+    addresses = [each for _, attributes in found.tags for name in ("src", "href") if (each := attributes.get(name))]
+    assert addresses == ["data:,"]
+    answers = answers_of(page)
+    texts = {row["completion"] for path, each in answers.items() if "/rows?" in path for row in each["rows"]}
+    assert {text.encode("utf-8", "replace").decode() for text in HOSTILE.values()} <= texts
+    (data,) = (text for _, attributes, text in found.inside if attributes.get("id") == "answers")
+    assert data.isascii()
+    assert not set("<>&") & set(data)
+
+
+def test_a_size_that_is_too_small_says_what_is_needed_and_a_strange_one_what_to_write(run: Path) -> None:
+    with refused("size = 0.1MB", "need 0.2", "larger"):
+        exported(run, 100_000)
+    assert [size_in_bytes(text) for text in ("20MB", "1.5 mb", "300KB", "7")] == [20_000_000, 1_500_000, 300_000, 7]
+    for text in ("", "20GB", "-1MB", "lots"):
+        with pytest.raises(ValueError, match="such as 20MB"):
+            size_in_bytes(text)
+
+
+@given(count=st.integers(1, 200))
+def test_any_beginning_of_the_order_is_spread_over_all_steps(count: int) -> None:
+    steps = [*range(5, 5 + count)]
+    order = evenly(steps)
+    assert sorted(order) == steps
+    assert {*order[:2]} == {steps[0], steps[-1]}
+    for taken in range(2, count + 1):
+        places = sorted(order[:taken])
+        widest = max(b - a for a, b in pairwise(places))
+        assert widest <= 2 * -(-(count - 1) // (taken - 1)), "no gap is twice as wide as it need be"
+
+
+def test_a_notebook_gets_one_frame_that_may_only_run_its_own_scripts(run: Path) -> None:
+    block = posttrain.open_run(run).show(size="400KB", height=300)._repr_html_()
+    ((tag, attributes),) = Elements(block).tags
+    assert tag == "iframe"
+    assert attributes["sandbox"] == "allow-scripts"
+    assert attributes["height"] == "300"
+    assert attributes["srcdoc"] is not None
+    assert html.unescape(block.split('srcdoc="')[1].split('"></iframe>')[0]) == attributes["srcdoc"]
+    assert answers_of(attributes["srcdoc"])["export"]["rollouts"] > 0
+    with refused("show: size", "20MB"):
+        posttrain.open_run(run).show(size="huge")
+
+
+def test_the_command_writes_the_file_and_says_what_it_has(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "run.html"
+    assert main(["view", str(run), "--export", str(target), "--size", "500KB"]) == 0
+    assert target.stat().st_size <= 500_000
+    assert re.search(r"run\.html: 0\.\d MB, \d+ of 152 rollouts", capsys.readouterr().out)
+    assert main(["view", str(run), "--export", str(tmp_path / "run.txt")]) == 2
+    assert "must end in .html" in capsys.readouterr().err
+    assert main(["view", "hack", "--export", str(target), "--size", "500KB"]) == 0
+    assert answers_of(target.read_text())["/api/runs"]["runs"][0]["name"] == "planted-hack"
