@@ -79,12 +79,13 @@ class Browser:
         """Go on inside the page's frame, which has a process of its own."""
         self.until("!!document.querySelector('iframe')")
         deadline = time.monotonic() + SECONDS
-        while not (
-            frames := [each for each in self.send("Target.getTargets")["targetInfos"] if each["type"] == "iframe"]
-        ):
+        while True:
+            targets = self.send("Target.getTargets")["targetInfos"]
+            if frames := [each["targetId"] for each in targets if each.get("parentId") == self._target]:
+                break
             assert time.monotonic() < deadline, "no frame has a process of its own"
             time.sleep(0.01)
-        self._session = self.send("Target.attachToTarget", targetId=frames[0]["targetId"], flatten=True)["sessionId"]
+        self._session = self.send("Target.attachToTarget", targetId=frames[0], flatten=True)["sessionId"]
         for domain in ("Runtime", "Network", "Log"):
             self.send(f"{domain}.enable")
 
