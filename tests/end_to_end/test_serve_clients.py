@@ -10,7 +10,9 @@ import httpx
 import pytest
 import torch
 
+from posttrain.commands import serve
 from posttrain.server.model_server import ModelServer
+from tests.support.commands import refusal
 from tests.support.refusals import refused
 from tests.support.served import (
     ASKS,
@@ -179,3 +181,26 @@ def test_without_a_named_page_no_site_is_allowed(server: ModelServer) -> None:
     answer = httpx.options(url(server, TEXT), headers={"Origin": PAGE, "Access-Control-Request-Method": "POST"})
     assert answer.status_code == 405
     assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["*", "null", "localhost:3000", "http://a.example/", "http://a.example/b", "HTTP://a.example", "ftp://a.b"],
+)
+def test_a_page_is_named_by_its_origin(origin: str) -> None:
+    assert f"--cors = [{origin}] must be origins" in refusal("serve", "bundled", "--cors", origin)
+
+
+def test_a_page_may_not_replace_weights() -> None:
+    assert "replace the weights" in refusal("serve", "bundled", "--cors", PAGE, "--rl")
+
+
+def test_the_command_hands_its_limits_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ModelServer] = []
+    monkeypatch.setattr(ModelServer, "serve_until_signal", lambda server: made.append(server))
+    assert serve.main(["bundled", "--port", "0", "--max-requests", "3", "--cors", PAGE, "https://a.example"]) == 0
+    with made[0].in_thread() as server:
+        assert server.service.max_requests == 3
+        for origin in (PAGE, "https://a.example"):
+            answer = httpx.get(url(server, "/v1/models"), headers={"Origin": origin})
+            assert answer.headers["Access-Control-Allow-Origin"] == origin

@@ -209,15 +209,26 @@ def test_a_client_that_leaves_amid_an_answer_ends_its_rows(server: ModelServer) 
     until(lambda: idle(server))
 
 
+def ask_raw(client: socket.socket, server: ModelServer, body: dict[str, Any]) -> None:
+    content = json.dumps(body).encode()
+    head = f"POST {TEXT} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\n"
+    client.connect(("127.0.0.1", server.port))
+    client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(content) + content)
+
+
+def test_a_client_that_has_only_ended_its_sending_gets_all_chunks(server: ModelServer) -> None:
+    with socket.socket() as client:
+        ask_raw(client, server, {**ASKS[TEXT], "max_tokens": 30, "stream": True})
+        client.shutdown(socket.SHUT_WR)
+        assert b"data: [DONE]" in b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+
 def test_a_client_that_does_not_read_is_left(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posttrain.server.listening.QUIET_SECONDS", 0.3)
     with served(server.service.policy) as made, socket.socket() as client:
         for end, buffer in ((client, socket.SO_RCVBUF), (made.socket, socket.SO_SNDBUF)):
             end.setsockopt(socket.SOL_SOCKET, buffer, 4096)
-        client.connect(("127.0.0.1", made.port))
-        body = json.dumps(LONG).encode()
-        head = f"POST {TEXT} HTTP/1.1\r\nHost: 127.0.0.1:{made.port}\r\nContent-Type: application/json\r\n"
-        client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        ask_raw(client, made, LONG)
         until(lambda: made.service.num_requests)
         until(lambda: idle(made))
         assert b"[DONE]" not in b"".join(iter(lambda: client.recv(1 << 16), b""))
