@@ -25,8 +25,8 @@ test: .venv/.ok ## the whole test suite: no network, no GPU
 test-gymnasium: .venv/.ok .gymnasium-0.29/.ok ## the tests of inverse RL once more, on gymnasium 0.29
 	PYTHONPATH=.gymnasium-0.29 $(BIN)/python -m pytest -n 2 -k irl
 
-test-browser: .venv/.ok ## the voting page and the viewer in a headless Chromium, which POSTTRAIN_CHROMIUM names where the PATH has none
-	$(BIN)/python -m pytest -rs tests/end_to_end/test_ballot_browser.py tests/end_to_end/test_viewer_browser.py tests/end_to_end/test_viewer_kinds_browser.py
+test-browser: .venv/.ok ## the voting page and the viewer in a headless Chromium, and in Firefox where there is one (POSTTRAIN_CHROMIUM, POSTTRAIN_FIREFOX)
+	$(BIN)/python -m pytest -rs tests/end_to_end/test_ballot_browser.py tests/end_to_end/test_viewer_browser.py tests/end_to_end/test_viewer_kinds_browser.py tests/end_to_end/test_viewer_firefox.py
 
 test-vllm: .venv/.ok ## servers' tests against vLLM's CPU build, in an environment of its own (3.4 GB); says what it skips where there is none
 	$(BIN)/python -m tests.vllm_suite

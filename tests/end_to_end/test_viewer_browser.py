@@ -12,12 +12,11 @@ from posttrain.server.viewer_routes import RunViewer
 from tests.support.browser import VARIABLE, Browser, browser, chromium
 from tests.support.hostile_texts import HOSTILE
 from tests.support.runs import command, save_tiny_model, start, tiny_recipe
-from tests.support.viewed import LEAST_CONTRAST, LOADED, OVERFLOW, VIEWS, viewing, with_texts
+from tests.support.viewed import LEAST_CONTRAST, LOADED, OVERFLOW, PLANTED, VIEWS, viewing, with_texts
 
 pytestmark = pytest.mark.skipif(
     chromium() is None, reason=f"needs Chromium: none is on the PATH, and {VARIABLE} names none"
 )
-PLANTED = Path(__file__).parents[2] / "src" / "posttrain" / "assets" / "planted-hack"
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from pyarrow import parquet
 from posttrain.server.viewer_routes import RunViewer
 from posttrain.viewer.viewer_answers import OpenedRuns
 
+PLANTED = Path(__file__).parents[2] / "src" / "posttrain" / "assets" / "planted-hack"
+"""A run that comes with the package, with alarms."""
 VIEWS = {
     "runs": "/",
     "overview": "/run/0",

@@ -37,7 +37,8 @@ const DASHES = [undefined, [7, 4], [2, 3], [9, 3, 2, 3]];
 function coloured(lines, first) {
   const measure = (line) => line.name.split(", ")[0];
   const measures = [...new Set(lines.map(measure))];
-  return lines.map((line) => ({ ...line, name: plain(line.name), colour: line.name.endsWith(`, ${first}`) ? "blue" : "orange",
+  const isFirst = (line) => line.name.endsWith(`, ${first}`);
+  return lines.map((line) => ({ ...line, name: `${measure(line)}, ${isFirst(line) ? "A" : "B"}`, colour: isFirst(line) ? "blue" : "orange",
     dash: DASHES[measures.indexOf(measure(line)) % DASHES.length] }));
 }
 

@@ -6,7 +6,7 @@ import { number, percent } from "./format.js";
 import { Answer } from "./loading.js";
 import { Empty, Section } from "./parts.js";
 
-const SHOWN = 100;
+const SHOWN = 1000;
 
 export function StepTable({ run, version }) {
   return html`<${Section} id="steps" title="Steps"><${Answer} path=${`/api/run/${run}/steps?source=rollouts`} version=${version}>
