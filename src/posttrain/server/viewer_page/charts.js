@@ -110,7 +110,7 @@ function yRange(percents, stacked) {
     if (stacked) return [0, percents ? 1 : high || 1];
     if (low === null) return [0, 1];
     const room = (high - low || Math.abs(high) || 1) * 0.08;
-    const bottom = low >= 0 && low < 0.35 * high ? 0 : low - room;
+    const bottom = low >= 0 && low <= 0.35 * high ? 0 : low - room;
     return [percents ? Math.max(0, bottom) : bottom, percents ? Math.min(1, high + room) : high + room];
   };
 }

@@ -2,9 +2,9 @@
 import { link } from "./address.js";
 import { baseOf, heat, outcomeColour, scaleOf } from "./colours.js";
 import { html } from "./dom.js";
-import { number, percent, plain, words } from "./format.js";
+import { counted, number, percent, plain, words } from "./format.js";
 import { Fact, Outcome, Section, Signed, Tag } from "./parts.js";
-import { tokenName } from "./tokens.js";
+import { callText, tokenName } from "./tokens.js";
 
 export function Facts({ page }) {
   const { row } = page;
@@ -62,7 +62,7 @@ export function Graders({ page, run, onPick }) {
         ${span.value !== null && html`<span class="n"> ${number(span.value)}</span>`} <span class="muted">${plain(span.says)}</span></li>`)}
       ${page.notes.map((note, place) => html`<li key=${"n" + place}>${plain(note)}</li>`)}</ul><//>`}
     ${page.turns.length > 0 && html`<${Section} id="turns" title="Turns"><ol class="spans">${page.turns.map((turn, place) => html`<li key=${place}>
-      ${turn.calls.map((call, key) => html`<code key=${key}>${plain(JSON.stringify(call))}</code>`)} reward ${number(turn.reward)}, reply of ${number(turn.given)} tokens</li>`)}</ol><//>`}
+      ${turn.calls.map(callText).join(", ") || `turn ${place + 1}`}: ${counted(turn.given, "token")} in reply${turn.reward !== null && `, reward ${number(turn.reward)}`}</li>`)}</ol><//>`}
     ${siblings.length > 0 && html`<${Section} id="siblings" title="Same prompt"><p class="siblings">${siblings.map((one) => html`<a key=${one.at}
       href=${link(["run", run, "rollout", ...one.at.split("/")])} aria-current=${one.at === page.row.at ? "page" : undefined}>${plain(one.label)}</a>`)}</p><//>`}`;
 }

@@ -1,7 +1,7 @@
 // The runs that the viewer was started with or found: one line each.
 import { link } from "./address.js";
 import { html, useState } from "./dom.js";
-import { number, percent, plain } from "./format.js";
+import { number, percent, plain, words } from "./format.js";
 import { Empty, Fault } from "./parts.js";
 
 export function State({ state }) {
@@ -19,7 +19,7 @@ export function RunList({ runs, faults }) {
     <p class="note">${runs.length > 1
       ? html`Choose two runs to <${Comparison} chosen=${chosen} />` : "Open the run to see what it learned."}</p>
     <div class="scroll"><table class="rows runs"><thead><tr>${runs.length > 1 && html`<th><span class="hidden">compare</span></th>`}
-      <th>run</th><th>kind</th><th>state</th><th class="n">steps</th><th class="n">reward</th><th class="n">accuracy</th><th>folder</th>
+      <th>run</th><th>kind</th><th>state</th><th class="n">steps</th><th class="n">reward</th><th class="n">held-out</th><th>folder</th>
     </tr></thead><tbody>${runs.map((run) => html`<tr key=${run.run}>
       ${runs.length > 1 && html`<td><input type="checkbox" aria-label=${`compare ${run.name}`}
         checked=${chosen.includes(run.run)} onChange=${() => choose(run.run)} /></td>`}
@@ -27,8 +27,15 @@ export function RunList({ runs, faults }) {
         ${(run.faults || []).map((text) => html`<${Fault} text=${text} />`)}</th>
       <td>${run.kind}</td><td><${State} state=${run.state} /></td>
       <td class="n">${number(run.last_step)}${run.num_steps ? html`<span class="muted"> / ${number(run.num_steps)}</span>` : ""}</td>
-      <td class="n">${number(run.reward)}</td><td class="n">${percent(run.accuracy)}</td>
+      <td class="n">${number(run.reward)}</td><td class="n"><${HeldOut} run=${run} /></td>
       <td class="muted path">${plain(run.folder)}</td></tr>`)}</tbody></table></div>`;
+}
+
+// The main held-out result; what it measures is said where it is not an accuracy.
+function HeldOut({ run }) {
+  if (run.accuracy === null) return "–";
+  if (run.measure.includes("accuracy")) return percent(run.accuracy);
+  return html`${number(run.accuracy)} <span class="muted">${words(run.measure)}</span>`;
 }
 
 function Comparison({ chosen }) {

@@ -1,7 +1,7 @@
 // A text token by token: colours by a quantity, numbers on hover and on focus, marks of graders, white space.
 import { heat } from "./colours.js";
 import { html, useState } from "./dom.js";
-import { number, plain } from "./format.js";
+import { brief, number, plain } from "./format.js";
 import { Visible } from "./parts.js";
 
 const SHOWN = 2000;
@@ -29,7 +29,6 @@ function More({ total, limit, setLimit }) {
 // `at` is the token whose numbers are shown; `onPick(at)` is called for hover and focus, `onHold(at)` for a click.
 export function TokenText({ pieces, values, scale, spaces, spans, turns, at, onPick, say }) {
   const [limit, setLimit] = useState(SHOWN);
-  const ends = new Map(turns.map((turn, place) => [turn.end, place + 1]));
   const keyed = (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity }[event.key];
     if (by === undefined) return;
@@ -45,10 +44,38 @@ export function TokenText({ pieces, values, scale, spaces, spans, turns, at, onP
     const node = event.target.closest("[data-at]");
     if (node) onPick(Number(node.dataset.at));
   };
+  const end = Math.min(limit, pieces.length);
+  const token = (place) => html`${names(spans[place])}<span key=${place} data-at=${place} tabindex=${place === at ? 0 : -1} aria-label=${say(place)}
+    data-value=${place === at && values && values[place] !== null ? number(values[place]) : undefined}
+    class=${classes(pieces[place], values && values[place], scale, spans[place], place === at)}>${inside(pieces[place], spaces)}</span>`;
   return html`<div class="tokens read" role="group" aria-label="completion, token by token" onMouseOver=${picked} onFocusIn=${picked} onKeyDown=${keyed}>
-    ${pieces.slice(0, limit).map((piece, place) => html`${ends.has(place) && place > 0 && html`<span class="turn" key=${"t" + place}>reply to turn ${ends.get(place)}</span>`}${names(spans[place])}<span
-      key=${place} data-at=${place} data-value=${place === at && values && values[place] !== null ? number(values[place]) : undefined} tabindex=${place === at ? 0 : -1} aria-label=${say(place)} class=${classes(piece, values && values[place], scale, spans[place], place === at)}
-      >${inside(piece, spaces)}</span>`)}</div><${More} total=${pieces.length} limit=${limit} setLimit=${setLimit} />`;
+    ${segments(turns, end).map(({ from, to, turn }) => {
+      const tokens = Array.from({ length: to - from }, (_, place) => token(from + place));
+      return turn ? html`<div class="reply" key=${"r" + from}><${Calls} turn=${turn} />${tokens}</div>` : tokens;
+    })}</div><${More} total=${pieces.length} limit=${limit} setLimit=${setLimit} />`;
+}
+
+// What was sampled and what replied, in order: [{from, to, turn: the turn that a reply answers}].
+function segments(turns, end) {
+  const found = [];
+  let at = 0;
+  for (const turn of turns) {
+    found.push({ from: at, to: turn.end }, { from: turn.end, to: turn.end + turn.given, turn });
+    at = turn.end + turn.given;
+  }
+  found.push({ from: at, to: end });
+  return found.map((one) => ({ ...one, to: Math.min(one.to, end) })).filter((one) => one.to > one.from);
+}
+
+// The tools that a turn called, at the head of the reply.
+function Calls({ turn }) {
+  return html`<span class="reply-head">${turn.calls.length ? `reply of ${turn.calls.map(callText).join(", ")}` : "reply"}</span>`;
+}
+
+// {name, failed, …} -> "calculator (failed)"; what else a call says follows as JSON.
+export function callText({ name = "", failed, ...rest }) {
+  const more = Object.keys(rest).length ? " " + brief(JSON.stringify(rest), 160) : "";
+  return plain(name) + (failed ? " (failed)" : "") + plain(more);
 }
 
 // The name of a grader's span, at its first token.
