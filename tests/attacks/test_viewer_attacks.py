@@ -10,7 +10,7 @@ import pytest
 from posttrain.server.viewer_routes import PAGE
 from posttrain.viewer.folder_files import Unreadable
 from posttrain.viewer.viewer_answers import ADDRESSES, NoSuchAnswer, OpenedRuns, WrongQuery, answer
-from tests.support.viewed_folders import add_line, add_step, ask, requested, viewing, write_run
+from tests.support.viewed_folders import add_line, add_step, ask, requested, viewing, write_rows, write_run
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +178,27 @@ def test_columns_of_another_type_count_as_missing(tmp_path: Path) -> None:
     [fault] = page["faults"]
     assert "step-000001.parquet" in fault
     assert "draw" in fault
+
+
+def test_rows_with_columns_of_all_wrong_types_are_shown_without_them(tmp_path: Path) -> None:
+    row = {"draw": 0, "sample": 0, "prompt_id": "x", "prompt": "p", "completion": "c", "finish": None, "columns": "["}
+    wrong = {"tokens": ["a"], "logprobs": 5, "sampled": "yes", "alternative_tokens": [1], "turn_ends": [[1]]}
+    more = {"turn_calls": "{", "marks/f": "[1]", "score/f": None, "token_advantages": ["a"], "prompt_tokens": {"a": 1}}
+    add_step(tmp_path, 1, [{**row, **wrong, **more}, {**row, **wrong, **more, "draw": None}])
+    write_rows(tmp_path / "token_columns/step-000001.parquet", [{"draw": 0, "sample": 0, "update": 1, "ratio": ["x"]}])
+    for path in (
+        "rows",
+        "step/1",
+        "group/rollouts/1/0",
+        "rollout/rollouts/1/0/0",
+        "problems",
+        "behaviours",
+        "rows?sort=length",
+    ):
+        name, _, query = path.partition("?")
+        assert ask(tmp_path, path=f"run/0/{name}", **dict(pair.split("=") for pair in query.split("&") if pair))
+    page = ask(tmp_path, path="run/0/rollout/rollouts/1/0/0")
+    assert (page["completion"], page["quantities"], page["turns"], page["spans"]) == ([], [], [], [])
 
 
 def test_whether_a_run_goes_on_is_seen_by_its_lock_and_a_writer_is_not_disturbed(tmp_path: Path) -> None:

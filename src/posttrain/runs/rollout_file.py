@@ -35,6 +35,8 @@ VERSION, SPANS = "weights_version", "weights_versions"
 SUMS = "posttrain.rewards"
 """The metadata with the weights and bounds of the reward functions in that step, as JSON."""
 TURNS = ("turn_ends", "turn_given", "turn_rewards", "turn_calls", "failure")
+ROWS_IN_GROUP = 1024
+"""Rows of a row group: what a reader of a few rows has to read."""
 EXACT = 2**53
 """The largest integer below which a float64 represents all integers."""
 
@@ -160,7 +162,8 @@ def table_bytes(
         for name, column in columns.items()
     }
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(arrays, metadata=dict(metadata) or None), sink, compression="zstd")
+    table = pa.table(arrays, metadata=dict(metadata) or None)
+    pq.write_table(table, sink, compression="zstd", row_group_size=ROWS_IN_GROUP)
     return bytes(sink.getvalue())
 
 

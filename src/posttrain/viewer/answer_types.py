@@ -87,7 +87,7 @@ class Curves(TypedDict):
 
     panel: str
     unit: str
-    scale: Literal["linear", "share", "log"]
+    scale: Literal["linear", "share"]
     """`share`: from 0 to 1."""
     lines: list[Line]
 

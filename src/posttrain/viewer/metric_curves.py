@@ -26,7 +26,7 @@ class Panel:
     name: str
     unit: str
     drawn: tuple[Drawn, ...]
-    scale: Literal["linear", "share", "log"] = "linear"
+    scale: Literal["linear", "share"] = "linear"
     instead: bool = False
     hides_zero: bool = False
     """Whether it is left out while all its numbers are 0."""
@@ -90,10 +90,10 @@ PANELS = (
     Panel("Clipped", "share of tokens", (Drawn("clip_ratio/low_mean", "low"), Drawn("clip_ratio/high_mean", "high"))),
     Panel("Explained variance", "of returns", (Drawn("value/explained_variance", "critic"),)),
     Panel("Groups without a signal", "share of groups", (Drawn("frac_uninformative_groups", "no signal"),), "share"),
-    Panel("Gap to the demonstrations", "of feature expectations", (Drawn("gap", "gap"),), "log"),
-    Panel("Largest step", "of a reward", (Drawn("largest_step", "largest step"),), "log"),
+    Panel("Gap to the demonstrations", "of feature expectations", (Drawn("gap", "gap"),)),
+    Panel("Largest step", "of a reward", (Drawn("largest_step", "largest step"),)),
     Panel("Objective", "nats", (Drawn("objective", "objective"),)),
-    Panel("Largest gradient", "of the objective", (Drawn("largest_gradient", "largest gradient"),), "log"),
+    Panel("Largest gradient", "of the objective", (Drawn("largest_gradient", "largest gradient"),)),
     Panel("Turns", "per completion", (Drawn("turns/mean", "mean"), Drawn("tools/call_frequency", "tool calls"))),
 )
 """In order.  Those of rewards are left out where there is no reward, and `Loss` where there is one."""

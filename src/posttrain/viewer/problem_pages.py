@@ -7,7 +7,7 @@ from posttrain.viewer.answer_types import Source
 from posttrain.viewer.folder_files import noting
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.problem_answers import Asked, ProblemEntry, ProblemList, ProblemPage, ProblemStep
-from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, names_of, row_columns, table_rows
+from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, names_of, rows_of
 from posttrain.viewer.step_files import StepFile
 from posttrain.viewer.step_pages import by_group
 
@@ -50,9 +50,7 @@ class ProblemIndex:
                     file = self.run.files(source).file(step)
                     ids = file.read(["prompt_id"])["prompt_id"].to_pylist()
                     places = [place for place, each in enumerate(ids) if each == name]
-                    first, count = places[0], places[-1] + 1 - places[0]
-                    table = file.read(row_columns(file), first, count).take([place - first for place in places])
-                    rows = table_rows(table, source, step)
+                    rows = rows_of(file, places, source, step)
                     evaluations = list(dict.fromkeys(row["evaluation"] for row in rows))
                     steps += [
                         ProblemStep(
@@ -64,7 +62,7 @@ class ProblemIndex:
                         for evaluation in evaluations
                     ]
                     if not text:
-                        [whole] = file.read(["prompt", "columns"], first, 1).to_pylist()
+                        [whole] = file.read(["prompt", "columns"], places[0], 1).to_pylist()
                         text, columns = whole["prompt"] or "", whole.get("columns") or ""
         if not steps:
             return None

@@ -135,8 +135,8 @@ def token_texts(
         prompt = run.pieces.given(row.get("prompt_tokens") or [])
         completion = run.pieces.pieces((row.get("tokens") or [])[: len(sampled)], sampled)
         if row.get("alternative_tokens") is not None:
-            of_sampled = zip(row["alternative_tokens"], row["alternative_logprobs"], strict=True)
-            likeliest = iter([alternatives_at(run, *each) for each in of_sampled])
+            of_sampled = zip(row["alternative_tokens"], row["alternative_logprobs"] or [], strict=False)
+            likeliest = iter([alternatives_at(run, tokens or [], logprobs or []) for tokens, logprobs in of_sampled])
             alternatives = [next(likeliest, []) if own else [] for own in sampled]
     return prompt, completion, alternatives
 
@@ -144,7 +144,7 @@ def token_texts(
 def alternatives_at(run: OpenedRun, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Alternative]:
     return [
         Alternative(text=piece["text"], id=piece["id"], logprob=number(logprob))
-        for piece, logprob in zip(run.pieces.given(tokens), logprobs, strict=True)
+        for piece, logprob in zip(run.pieces.given(tokens), logprobs, strict=False)
     ]
 
 
@@ -243,7 +243,7 @@ def update_quantities(run: OpenedRun, step: int, row: Row, sampled: Sequence[boo
 def places_of(run: OpenedRun, step: int, row: Row) -> list[int]:
     """The rows of a rollout in token_columns/, update by update."""
     keys = run.token_columns.kept(step, ("draw", "sample", "update")).to_pylist()
-    wanted = [(key["update"], at) for at, key in enumerate(keys) if is_of(key, row)]
+    wanted = [(key["update"], at) for at, key in enumerate(keys) if is_of(key, row) and key["update"] is not None]
     return [at for _, at in sorted(wanted)]
 
 

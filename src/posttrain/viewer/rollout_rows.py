@@ -28,7 +28,7 @@ LOOK_SECONDS = 0.25
 """How long an answer looks through files before it says how far it is."""
 PROMPT_CHARACTERS, COMPLETION_CHARACTERS = 200, 400
 KEPT_SELECTIONS = 16
-ROW = ("draw", "sample", "prompt_id", "prompt", "completion", "logprobs", "finish", "reward", "advantage")
+ROW = ("draw", "sample", "prompt_id", "prompt", "completion", "finish", "reward", "advantage")
 EVALUATION = ("evaluation", "greedy", "judged")
 PREFIXES = ("score/", "outcome/")
 
@@ -58,15 +58,16 @@ class RowQuery:
         """The columns that choose rows, outcomes apart."""
         ordered = self.sort.removeprefix("-")
         terms = [term_column(each) for each in (self.term, ordered) if each not in ("", "length", "step")]
-        lengths = (
-            ["logprobs"] if ordered == "length" or self.length_low is not None or self.length_high is not None else []
-        )
         texts = ["prompt", "completion"] if self.text else []
-        return tuple(dict.fromkeys([*terms, *lengths, *texts, *(["evaluation"] if self.evaluation else [])]))
+        return tuple(dict.fromkeys([*terms, *texts, *(["evaluation"] if self.evaluation else [])]))
 
     @property
     def chooses(self) -> bool:
-        return bool(self.columns or self.outcome or self.sort)
+        return bool(self.columns or self.outcome or self.sort or self.bounds_length)
+
+    @property
+    def bounds_length(self) -> bool:
+        return self.length_low is not None or self.length_high is not None
 
 
 def term_column(term: str) -> str:
@@ -159,13 +160,13 @@ def chosen_rows(files: StepFiles, step: int, query: RowQuery) -> tuple[Values, V
         matching &= equals(table, "evaluation", query.evaluation)
     if query.term:
         matching &= within(numbers_of(table, term_column(query.term)), query.low, query.high)
-    if query.length_low is not None or query.length_high is not None:
-        matching &= within(lengths_of(table), query.length_low, query.length_high)
+    if query.bounds_length:
+        matching &= within(file.lengths(), query.length_low, query.length_high)
     if query.text:
         matching &= np.any([contains(table, name, query.text) for name in ("prompt", "completion")], axis=0)
     rows = np.flatnonzero(matching)
     ordered = query.sort.removeprefix("-")
-    by = rows if ordered in ("", "step") else lengths_of(table) if ordered == "length" else None
+    by = rows if ordered in ("", "step") else file.lengths() if ordered == "length" else None
     if by is None:
         by = numbers_of(table, term_column(ordered))
     return rows, by if by is rows else by[rows]
@@ -191,15 +192,6 @@ def numbers_of(table: "pa.Table", name: str) -> Values:
     if name not in table.column_names:
         return np.full(table.num_rows, np.nan)
     return np.asarray(table[name].cast("float64").to_numpy())
-
-
-def lengths_of(table: "pa.Table") -> Values:
-    """Sampled tokens of each row."""
-    import pyarrow.compute as compute
-
-    if "logprobs" not in table.column_names:
-        return np.full(table.num_rows, np.nan)
-    return np.asarray(compute.list_value_length(table["logprobs"]).cast("float64").to_numpy())
 
 
 def within(values: Values, low: float | None, high: float | None) -> Values:
@@ -244,26 +236,25 @@ def rows_at(opened: Mapping[int, StepFile], wanted: Sequence[tuple[int, int]], s
         of_step.setdefault(step, []).append(row)
     found: dict[tuple[int, int], ShownRollout] = {}
     for step, rows in of_step.items():
-        file, first = opened[step], min(rows)
-        table = file.read(row_columns(file), first, max(rows) + 1 - first).take([row - first for row in rows])
-        shown = table_rows(table, source, step)
+        shown = rows_of(opened[step], rows, source, step)
         found |= {(step, row): each for row, each in zip(rows, shown, strict=True)}
     return [found[place] for place in wanted]
 
 
-def row_columns(file: StepFile) -> list[str]:
-    return [name for name in file.columns if name in (*ROW, *EVALUATION) or name.startswith(PREFIXES)]
+def rows_of(file: StepFile, places: Sequence[int], source: Source, step: int) -> list[ShownRollout]:
+    """The rows at some places of a file.  Raises Unreadable."""
+    names = [name for name in file.columns if name in (*ROW, *EVALUATION) or name.startswith(PREFIXES)]
+    first, count = min(places), max(places) + 1 - min(places)
+    rows = file.read(names, first, count).take([place - first for place in places]).to_pylist()
+    lengths = file.lengths(first, count)
+    return [
+        shown_row(row, source, step, whole_length(lengths[place - first]))
+        for row, place in zip(rows, places, strict=True)
+    ]
 
 
-def table_rows(table: "pa.Table", source: Source, step: int) -> list[ShownRollout]:
-    """Rows of a file; lengths of the log-probs are sampled tokens."""
-    import pyarrow.compute as compute
-
-    lengths: list[int | None] = [None] * table.num_rows
-    if "logprobs" in table.column_names:
-        lengths = compute.list_value_length(table["logprobs"]).to_pylist()
-        table = table.drop_columns(["logprobs"])
-    return [shown_row(row, source, step, length) for row, length in zip(table.to_pylist(), lengths, strict=True)]
+def whole_length(length: float) -> int | None:
+    return None if np.isnan(length) else int(length)
 
 
 def shown_row(row: Mapping[str, Any], source: Source, step: int, length: int | None) -> ShownRollout:

@@ -8,7 +8,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from posttrain.viewer.folder_files import Stamp, Unreadable, stamp
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+Values = NDArray[Any]
 NAME = re.compile(r"step-(\d{6,12})\.parquet")
 SCALARS = {
     **dict.fromkeys(("step", "draw", "sample", "weights_version", "update"), "integer"),
@@ -25,6 +29,10 @@ SCALARS = {
     **dict.fromkeys(("turn_calls", "outcome", "marks"), "text"),
     **dict.fromkeys(("reward", "advantage", "judged", "score"), "number"),
     "greedy": "truth",
+    **dict.fromkeys(("tokens", "prompt_tokens", "sampled", "logprobs", "cut_logprobs"), "list"),
+    **dict.fromkeys(("token_advantages", "token_values", "token_rewards", "process_rewards"), "list"),
+    **dict.fromkeys(("turn_ends", "turn_given", "turn_rewards"), "list"),
+    **dict.fromkeys(("alternative_tokens", "alternative_logprobs"), "lists"),
 }
 """Types of columns, by name or prefix before a slash; one of another type counts as missing."""
 KEPT_FILES = 4096
@@ -38,13 +46,14 @@ class StepFile:
 
     def __init__(self, path: Path, label: str) -> None:
         self.path, self.label = path, label
-        self.reads = 0
+        self.read_groups: set[int] = set()
         """Row groups read so far."""
+        self._lengths: dict[int, Values] = {}
         file = self._open()
         schema, self.num_rows = file.schema_arrow, file.metadata.num_rows
         counts = [file.metadata.row_group(each).num_rows for each in range(file.metadata.num_row_groups)]
         self.starts = [0, *accumulate(counts)]
-        self.columns = tuple(dict.fromkeys(each.name for each in schema if has_its_type(each)))
+        self.columns = tuple(each.name for each in schema if has_its_type(each) and schema.names.count(each.name) == 1)
         file.close()
 
     def _open(self) -> "pq.ParquetFile":
@@ -52,7 +61,7 @@ class StepFile:
         import pyarrow.parquet as pq
 
         try:
-            return pq.ParquetFile(self.path, memory_map=True)
+            return pq.ParquetFile(self.path)  # not mapped: a file that is cut while it is read would kill the process
         except (pa.ArrowException, OSError) as error:
             raise Unreadable(self.label, f"damaged, or still being written ({first_line(error)})") from error
 
@@ -63,19 +72,40 @@ class StepFile:
 
     def read(self, names: Sequence[str], first: int = 0, count: int | None = None) -> "pa.Table":
         """Some rows of those columns that the file has."""
+        last = self.num_rows if count is None else min(first + count, self.num_rows)
+        groups = self._groups(first, last)
+        table = self._read_groups(groups, names)
+        skipped = first - self.starts[groups[0]] if groups else 0
+        return table.slice(skipped, max(0, last - first))
+
+    def lengths(self, first: int = 0, count: int | None = None) -> "Values":
+        """Sampled tokens of some rows, NaN where a row has none; the tokens themselves are not kept."""
+        if "logprobs" not in self.columns:
+            return np.full(self.num_rows if count is None else count, np.nan)
+        last = self.num_rows if count is None else min(first + count, self.num_rows)
+        groups = self._groups(first, last)
+        for group in groups:
+            if group not in self._lengths:
+                column = self._read_groups([group], ["logprobs"])["logprobs"]
+                lengths = [each for chunk in column.chunks for each in chunk.value_lengths().to_pylist()]
+                self._lengths[group] = np.array(lengths, dtype=float)  # None becomes NaN
+        skipped = first - self.starts[groups[0]] if groups else 0
+        found = np.concatenate([self._lengths[group] for group in groups]) if groups else np.zeros(0)
+        return found[skipped : skipped + last - first]
+
+    def _groups(self, first: int, last: int) -> list[int]:
+        return [at for at, start in enumerate(self.starts[:-1]) if start < last and self.starts[at + 1] > first]
+
+    def _read_groups(self, groups: Sequence[int], names: Sequence[str]) -> "pa.Table":
         import pyarrow as pa
 
-        last = self.num_rows if count is None else min(first + count, self.num_rows)
-        groups = [at for at, start in enumerate(self.starts[:-1]) if start < last and self.starts[at + 1] > first]
         wanted = [name for name in names if name in self.columns]
         try:
             with self._open() as file:
-                table = file.read_row_groups(groups, columns=wanted, use_threads=False)
+                self.read_groups.update(groups)
+                return file.read_row_groups(groups, columns=wanted, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise Unreadable(self.label, f"damaged ({first_line(error)})") from error
-        self.reads += len(groups)
-        skipped = first - self.starts[groups[0]] if groups else 0
-        return table.slice(skipped, max(0, last - first))
 
 
 def first_line(error: Exception) -> str:
@@ -94,8 +124,19 @@ def has_its_type(field: "pa.Field") -> bool:
         "text": kinds.is_string(field.type) or kinds.is_large_string(field.type),
         "number": kinds.is_floating(field.type) or kinds.is_integer(field.type) or kinds.is_null(field.type),
         "truth": kinds.is_boolean(field.type),
+        "list": is_list_of_numbers(field.type),
+        "lists": kinds.is_list(field.type) and is_list_of_numbers(field.type.value_type),
     }
     return tests[kind]
+
+
+def is_list_of_numbers(kind: "pa.DataType") -> bool:
+    import pyarrow.types as kinds
+
+    if not (kinds.is_list(kind) or kinds.is_large_list(kind)):
+        return False
+    held = kind.value_type
+    return bool(kinds.is_integer(held) or kinds.is_floating(held) or kinds.is_boolean(held) or kinds.is_null(held))
 
 
 class StepFiles:

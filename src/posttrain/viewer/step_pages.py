@@ -19,7 +19,7 @@ from posttrain.viewer.rollout_answers import (
     StepPage,
     StepRow,
 )
-from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, choices, names_of, require_step, with_prefix
+from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, choices, names_of, require_step, whole_length, with_prefix
 from posttrain.viewer.step_files import StepFile
 
 Row = Mapping[str, Any]
@@ -82,14 +82,8 @@ def step_page(run: OpenedRun, source: Source, step: int) -> StepPage:
 
 def short_rows(file: StepFile, names: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of a file without their texts and tokens, with their lengths."""
-    import pyarrow.compute as compute
-
-    table = file.read([*names, "logprobs"])
-    lengths: list[int | None] = [None] * table.num_rows
-    if "logprobs" in table.column_names:
-        lengths = compute.list_value_length(table["logprobs"]).to_pylist()
-    rows = table.select([name for name in table.column_names if name != "logprobs"]).to_pylist()
-    return [{**row, "length": length} for row, length in zip(rows, lengths, strict=True)]
+    rows = file.read(names).to_pylist()
+    return [{**row, "length": whole_length(length)} for row, length in zip(rows, file.lengths(), strict=True)]
 
 
 def by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
