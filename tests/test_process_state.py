@@ -25,7 +25,7 @@ KEPT_FOR_THE_PROCESS = {
     "posttrain.runs.checkpoint.ThreadClaim._open": "torch has one number of threads, on which sessions must agree",
 }
 OF_A_PROCESS_OF_ITS_OWN = {
-    "posttrain.commands.ray_processes": "the command's own process: Ray reads its variables when it starts",
+    "posttrain.commands.launching.ray_processes": "the command's own process: Ray reads its variables when it starts",
     "posttrain.commands.start_ranks": "the command's own process: torchrun hands its variables to the ranks",
     "posttrain.sandbox.inside.replay": "the program's own process, which starts itself anew with a seed",
     "posttrain.trl.configs.script_arguments": "a script's own process: its file sets variables, as TRL's does",
@@ -168,7 +168,7 @@ WHOLE_FOLDER = "fills a folder that `whole_folder` or a checkpoint renames, or o
 IN_MEMORY = "to memory, which `write_atomically` writes"
 WRITERS = {
     "commands/evaluate.py": "to a pipe or a terminal that the user names; to a file by `write_atomically`",
-    "commands/processes.py": "a log, to whose end a process writes; no link is followed",
+    "commands/launching/processes.py": "a log, to whose end a process writes; no link is followed",
     "generation/http/weights_files.py": "to a name of its own, renamed when it is whole and has its digest",
     "irl/demonstrations.py": "to a file that a caller in Python names",
     "irl_runs/run.py": IN_MEMORY,

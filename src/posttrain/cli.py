@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 COMMANDS = {
+    "new": ("new", "make a folder with rows, a reward and a recipe for your own problem"),
     "rl": ("train.rl", "train a model by reward"),
     "sft": ("train.sft", "train a model on your rows, or a small one from scratch"),
     "dpo": ("train.dpo", "train a model on pairs of answers of which one is better"),
@@ -30,6 +31,7 @@ COMMANDS = {
     "course": ("course", "try a mistake of course notebooks, or check your own version of a course's function"),
     "doctor": ("doctor", "show what this machine has, and whether it can run programs safely"),
     "config": ("plan.show_recipe", "print the recipe that recipes and flags make"),
+    "completion": ("completion", "print the completion of commands, flags and recipes for bash, zsh or fish"),
 }
 """Name -> module in posttrain.commands, with its function unless that is `main`; and what it does."""
 
@@ -41,6 +43,14 @@ Train language models by reward.
 
 `posttrain COMMAND --help` lists the flags of a command.  To begin: posttrain rl countdown-tiny
 """
+FIRST_STEPS = """posttrain trains language models by reward.  Three things to do first:
+
+  posttrain rl countdown-tiny   train the bundled model on a number puzzle: about 10 minutes on 2 CPU cores
+  posttrain view                look at the run in a browser, token by token
+  posttrain new my-problem      make rows, a reward and a recipe to change into your own problem
+
+`posttrain --help` lists all commands.
+"""
 
 MACHINE_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE}
 
@@ -48,9 +58,12 @@ MACHINE_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code says how it went."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments:
+        print(FIRST_STEPS)
+        return 2
+    if arguments[0] in ("-h", "--help", "help"):
         print(USAGE.format(commands="\n".join(f"  {name:12} {does}" for name, (_, does) in COMMANDS.items())))
-        return 0 if arguments else 2
+        return 0
     if arguments[0] == "--version":
         from importlib.metadata import version
 

@@ -39,6 +39,14 @@ class HelpShown(SystemExit):
     """`--help` was printed."""
 
 
+class FlagsListed(HelpShown):
+    """The names of a command's flags, as shell completion offers them."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.names = names
+
+
 def exit_call(leave: SystemExit) -> str:
     """The call that raised it, for a message about a user's program."""
     return f"sys.exit({'' if leave.code is None else repr(leave.code)})"

@@ -1,5 +1,6 @@
 """Every mistake before a run starts is one clear message with exit code 2; flags say what a recipe says."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,6 @@ from posttrain.config.reading import checked_sections
 from posttrain.config.recipes import merge, parse_yaml
 from tests.support.commands import called, printed, program_of, refusal
 from tests.support.refusals import mentions
-from tests.support.runs import Ended
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -193,8 +193,13 @@ def helps(annotation: object) -> Iterator[str]:
             yield from helps(hint)
 
 
-def test_no_arguments_and_help_print_the_commands() -> None:
-    assert called() == Ended(2, printed("--help"), "")
+def test_no_arguments_say_what_to_do_first_with_commands_that_exist() -> None:
+    ended = called()
+    assert ended.code == 2
+    named = re.findall(r"^  posttrain (\S+)", ended.out, re.MULTILINE)
+    assert len(named) == 3
+    assert {*named} <= {*COMMANDS}
+    assert all(f"  {name} " in printed("--help") for name in COMMANDS)
 
 
 def resolved(*flags: str) -> dict[str, dict[str, object]]:
@@ -260,6 +265,8 @@ NAMED = {
     "dpo": ["--dpo.rounds", "2"],
     "phases": ["phases.yaml"],
     "replay": ["run"],
+    "completion": ["bash"],
+    "new": ["problem"],
 }
 """Commands that are about something named by position."""
 

@@ -13,14 +13,14 @@ import pytest
 
 from posttrain.cli import main
 from posttrain.commands.launch import launch_of, require_this_machine, typed_words
-from posttrain.commands.processes import (
+from posttrain.commands.launching.processes import (
     PlacedProcess,
     require_free_addresses,
     show_until_end,
     started,
     wait_until_ready,
 )
-from posttrain.commands.ray_processes import started_by_ray
+from posttrain.commands.launching.ray_processes import started_by_ray
 from posttrain.config import load_recipe
 from posttrain.errors import RunError, UserError
 
@@ -139,7 +139,7 @@ def test_children_end_when_the_launcher_is_killed(tmp_path):
     script.write_text(
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from posttrain.commands.processes import PlacedProcess, started\n"
+        "from posttrain.commands.launching.processes import PlacedProcess, started\n"
         "sleeper = PlacedProcess(name='sleeper', command=(sys.executable, '-c', 'import time; time.sleep(60)'))\n"
         "with started([sleeper], Path(sys.argv[1]), stop_seconds=5) as (running,):\n"
         "    print(running.handle.pid, flush=True)\n"

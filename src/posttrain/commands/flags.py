@@ -14,11 +14,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from posttrain.binding import OWN
 from posttrain.config.recipes import VARIANTS, RecipeLayer, given_yaml
-from posttrain.config.sections import PLAIN
-from posttrain.errors import HelpShown, UserError
+from posttrain.config.sections import PLAIN, variants_of
+from posttrain.errors import FlagsListed, HelpShown, UserError
 from posttrain.schemas import Option, Schema, as_record, checked, is_record, record_class, unwrapped
 
 COMMAND_LINE = "command line"
+FLAG_NAMES = "--flag-names"
+"""Ends a command like `--help`, with the names of its flags: shell completion lists them."""
 TOOLS_HELP = (
     "Tools that the policy may call, each FILE.py:FUNCTION, package.module:FUNCTION, `calculator` or `python`, which"
     " runs programs in the sandbox."
@@ -112,6 +114,8 @@ def given_flags(arguments: Sequence[str]) -> list[GivenFlag]:
 
 def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping[str, Any]) -> tuple[RecipeLayer, Any]:
     """The flags that were given, as a layer over the recipes, and the command's own switches."""
+    if FLAG_NAMES in arguments:
+        raise FlagsListed(flag_names(sections, program))
     if asks_help(arguments):
         import tyro
 
@@ -151,7 +155,7 @@ def named_as_flags() -> Iterator[None]:
 
 
 def asks_help(arguments: Sequence[str]) -> bool:
-    return "-h" in arguments or "--help" in arguments
+    return "-h" in arguments or "--help" in arguments or FLAG_NAMES in arguments
 
 
 def flag_value(flag: GivenFlag, annotation: Any, program: CommandSpec) -> object:
@@ -211,6 +215,16 @@ def flag_types(sections: Mapping[str, Any], program: CommandSpec) -> dict[str, A
         elif is_record(record):
             types |= dict(option_types(name, type(read_part(record, program, name))))
     return types
+
+
+def flag_names(sections: Mapping[str, Any], program: CommandSpec) -> tuple[str, ...]:
+    """The flags of a command, those of every task, algorithm and other variant among them."""
+    paths = dict.fromkeys(flag_types(sections, program))
+    for name in filter(program.reads, sections):
+        for variant in variants_of(name)[1].values():
+            options = option_types(name, record_class(Schema(variant)))
+            paths |= dict.fromkeys(path for path, _ in options if program.reads(path))
+    return tuple(sorted(f"--{path.replace('_', '-')}" for path in paths))
 
 
 def option_types(path: str, record: Any) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from posttrain.commands.arguments import LOADING, SplitArguments, TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec, given_flags
-from posttrain.commands.processes import (
+from posttrain.commands.launching.processes import (
     POSTTRAIN,
     PlacedProcess,
     RunningProcess,
@@ -20,7 +20,7 @@ from posttrain.commands.processes import (
     started,
     wait_until_ready,
 )
-from posttrain.commands.ray_processes import started_by_ray
+from posttrain.commands.launching.ray_processes import started_by_ray
 from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions

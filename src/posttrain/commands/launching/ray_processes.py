@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from posttrain.commands.processes import PlacedProcess, RunningProcess
+from posttrain.commands.launching.processes import PlacedProcess, RunningProcess
 from posttrain.errors import RunError, UserError
 
 INSTALL = "--by ray: Ray is not installed.  Run: pip install 'posttrain[ray]'"

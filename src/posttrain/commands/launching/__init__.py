@@ -1,0 +1,1 @@
+"""The processes of `posttrain launch`: started here, or placed by Ray."""
