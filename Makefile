@@ -7,11 +7,12 @@ PYTHON ?= python3
 # Where there is no NVIDIA driver, torch's CPU build (0.2 GB) does all that the CUDA build (3 GB) would.
 TORCH ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gymnasium test-browser test-scale faults test-vllm soak check lint format types docs families bench trl-parity trl-scripts trl-tests mutants constraints clean
+.PHONY: help demo test test-gymnasium test-browser test-scale faults test-vllm soak check lint format types docs dist families bench trl-parity trl-scripts trl-tests mutants constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +61,12 @@ docs: .venv/.ok ## the documentation, in docs/_build; a warning is an error
 	rm -rf docs/api
 	$(BIN)/sphinx-build -E -W --keep-going -q docs docs/_build
 	@echo docs/_build/index.html
+
+dist: docs ## what a release holds, in dist/: wheel, source, and this version's documentation as one zip file
+	rm -rf dist
+	$(BIN)/python -m hatchling build -t sdist -t wheel -d dist
+	rm -rf docs/_build/.doctrees
+	cd docs/_build && ../../$(BIN)/python -m zipfile -c ../../dist/posttrain-$(VERSION)-docs.zip .
 
 families: .venv/.ok ## every family of models through sampler and trainer, into docs/models.md (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.families

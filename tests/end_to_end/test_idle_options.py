@@ -59,6 +59,8 @@ OTHERS = {
     "check-task": "refuses what nothing reads by itself: its sections say what replies",
     "launch": "starts `rl`, with the same flags, and servers that load a model as `serve` does",
     "replay": "reads the recipe of a run, as `rl --resume` does",
+    "new": "takes a folder and a switch",
+    "completion": "takes a shell",
 }
 """Commands without a scenario, and why."""
 

@@ -12,10 +12,9 @@ from posttrain.errors import FlagsListed, UserError
 
 PROGRAM = CommandSpec(
     name="posttrain completion SHELL",
-    description="Print the completion of commands, flags and bundled recipes.  Save it once, and again after an update."
-    "  bash: posttrain completion bash > ~/.local/share/bash-completion/completions/posttrain.  fish: posttrain completion"
-    " fish > ~/.config/fish/completions/posttrain.fish.  zsh: posttrain completion zsh > ~/.posttrain.zsh, with `source"
-    " ~/.posttrain.zsh` in ~/.zshrc, after compinit.",
+    description="Print the completion of commands, flags and bundled recipes.  Save it in a file, and again after each"
+    " update.  bash reads ~/.local/share/bash-completion/completions/posttrain.  fish reads files that end in .fish in"
+    " ~/.config/fish/completions.  zsh needs the line `source FILE` in ~/.zshrc, after compinit.",
     switches=NO_SWITCHES,
 )
 
