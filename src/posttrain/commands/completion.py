@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from posttrain.cli import COMMANDS
+from posttrain.commands import COMMANDS
 from posttrain.commands.arguments import split_arguments
 from posttrain.commands.flags import COMMAND_LINE, FLAG_NAMES, NO_SWITCHES, CommandSpec, read_flags
 from posttrain.config.recipes import bundled_recipes

@@ -13,7 +13,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from posttrain.errors import UserError
+from posttrain.errors import StoppedAtOnce, UserError
 from posttrain.server.application import Application
 
 QUIET_SECONDS = 60
@@ -161,9 +161,9 @@ class HttpServer:
         return came[0] if came else None
 
     def serve_until_signal(self) -> None:
-        """Serve in the main thread; raises KeyboardInterrupt at SIGINT and returns at SIGTERM."""
+        """Serve in the main thread; raises StoppedAtOnce at SIGINT and returns at SIGTERM."""
         if asyncio.run(self._serve((signal.SIGINT, signal.SIGTERM))) == signal.SIGINT:
-            raise KeyboardInterrupt
+            raise StoppedAtOnce("interrupted")
 
     @contextmanager
     def in_thread(self) -> Iterator[Self]:

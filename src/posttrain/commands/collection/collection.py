@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Self
 
 from posttrain.binding import bind
@@ -183,6 +184,10 @@ class Collection:
                         self.folder.write_inputs(self.inputs)
                     self.folder.line_journals[COMPLETIONS].append([asdict(each) for each in batch])
                     self.prompts.extend(batch)
+                    rewards = [
+                        each.reward for prompt in batch for each in prompt.completions if each.reward is not None
+                    ]
+                    advance(0, f"reward {fmean(rewards):.3f}" if rewards else "")
                     if self.interruption:
                         break
         self.seconds["sample"] = time.monotonic() - began

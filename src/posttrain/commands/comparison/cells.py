@@ -239,6 +239,7 @@ def run_cell(cell: Cell, show: Callable[[str], None]) -> CellResult:
         begun = (cell.folder / "config.yaml").is_file()
         command = ["rl", "--resume", str(cell.folder)] if begun else ["rl", str(cell.recipe_file)]
         run_posttrain(command, name=cell.name, log=cell.folder.with_name(f"{cell.folder.name}.cell.log"), show=show)
+    show("finished: its KL to the start is measured")
     summary = json.loads((cell.folder / "summary.json").read_text(encoding="utf-8"))
     seconds = summary["seconds"]
     result = CellResult(
