@@ -57,6 +57,7 @@ def test_bash_completes_commands_flags_recipes_and_files(tmp_path: Path) -> None
             ("posttrain rl --rollout.group", "posttrain rl --rollout.group-size "),
             ("posttrain rl countdown-tiny --algorithm.clip-h", "posttrain rl countdown-tiny --algorithm.clip-high "),
             ("posttrain irl --method.step", "posttrain irl --method.step-size "),  # of one method only
+            ("posttrain course mis", "posttrain course mistake "),
             ("posttrain sft --rollout.gr", "posttrain sft --rollout.gr"),  # which sft does not read
         ):
             shown = terminal.typed(f"{begun}\t", re.escape(whole))
@@ -71,7 +72,7 @@ def test_every_command_completes_the_flags_of_its_help_and_every_shell_names_the
     for command in COMMANDS:
         shown = printed(command, "--help")
         of_help = {flag.split()[0] for flag in re.findall(r"^│ (--[\w.-]+)", shown, re.MULTILINE)}
-        (listed,) = re.findall(rf"^    {command}\) flags='(.*)' ;;$", scripts["bash"], re.MULTILINE)
+        (listed,) = re.findall(rf"^    {command}\) (?:parts='.*' )?flags='(.*)' ;;$", scripts["bash"], re.MULTILINE)
         assert of_help <= {*listed.split()}, command
         assert f"    {command} '{listed}'" in scripts["zsh"]
         in_fish = re.findall(rf"__fish_seen_subcommand_from {command}' -l (\S+)$", scripts["fish"], re.MULTILINE)

@@ -25,6 +25,8 @@ class CompletedCommand:
 
     name: str
     does: str
+    parts: tuple[str, ...]
+    """Its subcommands."""
     flags: tuple[str, ...]
 
 
@@ -34,37 +36,44 @@ def main(arguments: Sequence[str]) -> int:
     read_flags(given.flags, PROGRAM, {})
     if shell not in SCRIPTS:
         raise UserError(f"{COMMAND_LINE}: {shell}: no completion for this shell.  There are {', '.join(SCRIPTS)}.")
-    commands = [CompletedCommand(name=name, does=does, flags=flags_of(name)) for name, (_, does) in COMMANDS.items()]
-    print("\n".join(SCRIPTS[shell](commands, [*bundled_recipes()])))
+    print("\n".join(SCRIPTS[shell]([completed(name) for name in COMMANDS], [*bundled_recipes()])))
     return 0
 
 
-def flags_of(command: str) -> tuple[str, ...]:
+def completed(command: str) -> CompletedCommand:
+    """A command with its subcommands and its flags, or theirs."""
+    path, does = COMMANDS[command]
+    name, _, function = path.partition(".")
+    module = import_module(f"posttrain.commands.{name}")
+    parts = tuple(vars(module).get("SUBCOMMANDS", ()))
+    run = getattr(module, function or "main")
+    flags = dict.fromkeys(flag for part in parts or ("",) for flag in flags_of(run, *filter(None, (part,))))
+    return CompletedCommand(name=command, does=does, parts=parts, flags=(*flags, "--help"))
+
+
+def flags_of(run: Callable[[Sequence[str]], int], *part: str) -> tuple[str, ...]:
     """The flags of a command, as its own help would list them."""
-    module, _, function = COMMANDS[command][0].partition(".")
     try:
-        getattr(import_module(f"posttrain.commands.{module}"), function or "main")([FLAG_NAMES])
+        run([*part, FLAG_NAMES])
     except FlagsListed as listed:
-        return (*listed.names, "--help")
-    raise AssertionError(f"{command} reads no flags")
+        return listed.names
+    raise AssertionError(f"{run} reads no flags")
 
 
 def bash(commands: Sequence[CompletedCommand], recipes: Sequence[str]) -> Iterator[str]:
     yield "_posttrain() {"
-    yield '  local word="${COMP_WORDS[COMP_CWORD]}" flags='
+    yield f"""  local word="${{COMP_WORDS[COMP_CWORD]}}" flags= parts='{" ".join(recipes)}'"""
     yield "  if ((COMP_CWORD == 1)); then"
     yield f"""    COMPREPLY=($(compgen -W '{" ".join(each.name for each in commands)} --help --version' -- "$word"))"""
     yield "    return"
     yield "  fi"
-    yield "  if [[ $word != -* ]]; then"  # without a match bash offers files, by `-o default`
-    yield f"""    COMPREPLY=($(compgen -W '{" ".join(recipes)}' -- "$word"))"""
-    yield "    return"
-    yield "  fi"
     yield '  case "${COMP_WORDS[1]}" in'
     for each in commands:
-        yield f"    {each.name}) flags='{' '.join(each.flags)}' ;;"
+        parts = f"parts='{' '.join(each.parts)}' " if each.parts else ""
+        yield f"    {each.name}) {parts}flags='{' '.join(each.flags)}' ;;"
     yield "  esac"
-    yield '  COMPREPLY=($(compgen -W "$flags" -- "$word"))'
+    yield "  [[ $word == -* ]] && parts=$flags"  # without a match bash offers files, by `-o default`
+    yield '  COMPREPLY=($(compgen -W "$parts" -- "$word"))'
     yield "}"
     yield "complete -o default -F _posttrain posttrain"
 
@@ -73,13 +82,17 @@ def zsh(commands: Sequence[CompletedCommand], recipes: Sequence[str]) -> Iterato
     yield "_posttrain() {"
     yield "  local -a commands=(" + " ".join(quoted(f"{each.name}:{each.does}") for each in commands) + ")"
     yield "  local -A flags=("
-    for each in commands:
-        yield f"    {each.name} {quoted(' '.join(each.flags))}"
+    yield from (f"    {each.name} {quoted(' '.join(each.flags))}" for each in commands)
+    yield "  )"
+    yield "  local -A parts=("
+    yield from (f"    {each.name} {quoted(' '.join(each.parts))}" for each in commands if each.parts)
     yield "  )"
     yield "  if ((CURRENT == 2)); then"
     yield "    _describe command commands"
     yield "  elif [[ $PREFIX == -* ]]; then"
     yield "    compadd -- ${=flags[$words[2]]}"
+    yield "  elif [[ -n ${parts[$words[2]]} ]]; then"
+    yield "    compadd -- ${=parts[$words[2]]}"
     yield "  else"
     yield f"    compadd -- {' '.join(recipes)}"
     yield "    _files"
@@ -95,6 +108,8 @@ def fish(commands: Sequence[CompletedCommand], recipes: Sequence[str]) -> Iterat
     yield f"complete -c posttrain -n {seen} -a {quoted(' '.join(recipes))} -d recipe"
     for each in commands:
         here = quoted(f"__fish_seen_subcommand_from {each.name}")
+        if each.parts:
+            yield f"complete -c posttrain -n {here} -a {quoted(' '.join(each.parts))}"
         yield from (f"complete -c posttrain -n {here} -l {flag.removeprefix('--')}" for flag in each.flags)
 
 
