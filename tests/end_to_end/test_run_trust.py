@@ -40,8 +40,8 @@ OPENS_RUNS = {
     "launch": ["--resume", "RUN", "--dry-run"],
 }
 """Every command that takes a run folder, or its recipe, with arguments that open it."""
-OPENS_NONE = {"irl", "check-task", "new", "completion", "view", "course"}
-"""Those whose recipes name no code, and that take no recipe or only read a folder."""
+OPENS_NONE = {"irl", "check-task", "new", "completion", "course"}
+"""Those whose recipes name no code, and that take no recipe."""
 
 
 def test_every_command_is_known_to_open_run_folders_or_not() -> None:

@@ -61,6 +61,7 @@ def flags_of(run: Callable[[Sequence[str]], int], *part: str) -> tuple[str, ...]
 
 
 def bash(commands: Sequence[CompletedCommand], recipes: Sequence[str]) -> Iterator[str]:
+    """A function that fills COMPREPLY."""
     yield "_posttrain() {"
     yield f"""  local word="${{COMP_WORDS[COMP_CWORD]}}" flags= parts='{" ".join(recipes)}'"""
     yield "  if ((COMP_CWORD == 1)); then"
@@ -79,6 +80,7 @@ def bash(commands: Sequence[CompletedCommand], recipes: Sequence[str]) -> Iterat
 
 
 def zsh(commands: Sequence[CompletedCommand], recipes: Sequence[str]) -> Iterator[str]:
+    """A function for compdef."""
     yield "_posttrain() {"
     yield "  local -a commands=(" + " ".join(quoted(f"{each.name}:{each.does}") for each in commands) + ")"
     yield "  local -A flags=("
@@ -102,6 +104,7 @@ def zsh(commands: Sequence[CompletedCommand], recipes: Sequence[str]) -> Iterato
 
 
 def fish(commands: Sequence[CompletedCommand], recipes: Sequence[str]) -> Iterator[str]:
+    """A line for each word."""
     for each in commands:
         yield f"complete -c posttrain -n __fish_use_subcommand -f -a {each.name} -d {quoted(each.does)}"
     seen = "'not __fish_use_subcommand'"
