@@ -345,7 +345,10 @@ def test_a_list_of_runs_reads_only_the_end_of_their_metrics_and_finds_runs_that_
 
 
 def test_json_has_no_number_that_json_lacks(tmp_path: Path) -> None:
-    add_step(tmp_path, 1, [rollout_row(1, 0, 0, "x", float("nan")), rollout_row(1, 0, 1, "x", float("inf"))])
+    rows = [rollout_row(1, 0, 0, "x", float("nan")), rollout_row(1, 0, 1, "x", float("inf"))]
+    add_step(tmp_path, 1, [{**row, "extra/f/n": float("nan"), "extra/f/list": [float("inf"), 1.0]} for row in rows])
     for path in ("run/0/rows", "run/0/step/1", "run/0/group/rollouts/1/0", "run/0/rollout/rollouts/1/0/1"):
         assert json.dumps(ask(tmp_path, path=path))
     assert [row["reward"] for row in ask(tmp_path, path="run/0/rows")["rows"]] == [None, None]
+    extras = ask(tmp_path, path="run/0/rollout/rollouts/1/0/1")["extras"]
+    assert extras == {"f/n": None, "f/list": [None, 1.0]}

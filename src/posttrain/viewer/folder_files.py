@@ -170,6 +170,18 @@ def number(value: object) -> float | int | None:
     return value if math.isfinite(value) else None
 
 
+def json_value(value: object) -> object:
+    """A value as JSON can hold it: null for what is not finite, and the text of what JSON does not know."""
+    match value:
+        case dict():
+            return {str(name): json_value(item) for name, item in value.items()}
+        case list():
+            return [json_value(item) for item in value]
+        case float():
+            return number(value)
+    return value if value is None or isinstance(value, str | int | bool) else str(value)
+
+
 def mapping(value: object) -> Mapping[str, object]:
     """The value if it is a JSON object, else an empty one: what another program wrote may be anything."""
     return value if isinstance(value, dict) else {}

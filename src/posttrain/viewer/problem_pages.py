@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from posttrain.viewer.answer_types import Source
-from posttrain.viewer.folder_files import noting
+from posttrain.viewer.folder_files import noting, number
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.problem_answers import Asked, ProblemEntry, ProblemList, ProblemPage, ProblemStep
 from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, names_of, rows_of
@@ -86,8 +86,8 @@ def asked_in(file: StepFile, source: Source, step: int) -> dict[str, tuple[str, 
     prompts = file.read(["prompt"])["prompt"].take(places).to_pylist()
     found: dict[str, tuple[str, list[Asked]]] = {}
     for of_group, prompt in zip(groups, prompts, strict=True):
-        rewards = [row["reward"] for row in of_group]
-        judged = [row.get("judged") for row in of_group] if source == "evaluations" else rewards
+        rewards = [number(row.get("reward")) for row in of_group]
+        judged = [number(row.get("judged")) for row in of_group] if source == "evaluations" else rewards
         asked = Asked(
             step=step,
             source=source,

@@ -8,7 +8,7 @@ from typing import Any
 
 from posttrain.rewards.parsing.tags import THINK
 from posttrain.viewer.answer_types import Link, Number, Source
-from posttrain.viewer.folder_files import Unreadable, mapping, noting, number
+from posttrain.viewer.folder_files import Unreadable, json_value, mapping, noting, number
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.read_spans import details_at, spans_of
 from posttrain.viewer.rollout_answers import Alternative, Neighbours, Piece, Quantity, RolloutPage, TurnEntry
@@ -95,7 +95,7 @@ def rollout_page(run: OpenedRun, source: Source, step: int, names: tuple[str, st
         spans=spans,
         notes=notes,
         turns=turns(row),
-        extras={name.removeprefix("extra/"): row[name] for name in row if name.startswith("extra/")},
+        extras={name.removeprefix("extra/"): json_value(row[name]) for name in row if name.startswith("extra/")},
         columns=row.get("columns") or "",
         weights_version=number(row.get("weights_version")),
         failure=row.get("failure") or "",
