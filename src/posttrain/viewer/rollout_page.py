@@ -135,7 +135,7 @@ def token_texts(
         prompt = run.pieces.given(row.get("prompt_tokens") or [])
         completion = run.pieces.pieces((row.get("tokens") or [])[: len(sampled)], sampled)
         if row.get("alternative_tokens") is not None:
-            of_sampled = zip(row["alternative_tokens"], row["alternative_logprobs"] or [], strict=False)
+            of_sampled = zip(row["alternative_tokens"], row.get("alternative_logprobs") or [], strict=False)
             likeliest = iter([alternatives_at(run, tokens or [], logprobs or []) for tokens, logprobs in of_sampled])
             alternatives = [next(likeliest, []) if own else [] for own in sampled]
     return prompt, completion, alternatives
@@ -285,7 +285,12 @@ def turns(row: Row) -> list[TurnEntry]:
         calls = json.loads(row.get("turn_calls") or "[]")
         listed = [row[name] for name in ("turn_ends", "turn_given", "turn_rewards")] if row.get("turn_ends") else []
         return [
-            TurnEntry(end=int(end), given=int(given), reward=number(reward), calls=[dict(mapping(each)) for each in of])
+            TurnEntry(
+                end=int(end),
+                given=int(given),
+                reward=number(reward),
+                calls=[dict(mapping(json_value(each))) for each in of],
+            )
             for end, given, reward, of in zip(*listed, calls, strict=True)
         ]
     except (ValueError, KeyError, TypeError, RecursionError):
