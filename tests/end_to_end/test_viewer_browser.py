@@ -223,6 +223,14 @@ def test_only_rows_in_sight_are_on_the_page_and_the_last_one_is_a_jump_away(wind
     assert window.run("document.querySelectorAll('.virtual .row').length") < 60
 
 
+def test_behaviours_are_read_to_the_end_and_a_point_opens_examples(window: Browser, server: RunViewer) -> None:
+    open_view(window, server, "/run/1/behaviours?behaviour=gave_up&step=1")
+    window.until("!document.querySelector('main [role=status]')")
+    window.run("document.querySelector('.examples a').click()")
+    window.until("!!document.querySelector('.read .token')")
+    assert window.run("location.hash").startswith("#/run/1/rollout/rollouts/1/")
+
+
 def test_without_the_token_the_page_says_which_address_to_open(window: Browser, server: RunViewer) -> None:
     window.open(f"http://127.0.0.1:{server.port}/#token=wrong")
     window.until("!!document.querySelector('.fault')")

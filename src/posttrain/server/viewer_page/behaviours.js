@@ -1,21 +1,36 @@
 // How often completions show each behaviour over training; a point opens examples.
 import { choose, link } from "./address.js";
+import { get } from "./api.js";
 import { Chart } from "./charts.js";
 import { html, useEffect, useState } from "./dom.js";
 import { number, percent, plain, words } from "./format.js";
-import { useAnswer } from "./loading.js";
 import { Empty, Fault, Skeleton } from "./parts.js";
 
-const AGAIN_MS = 150;
+const AGAIN_MS = 20;
+
+// The server reads some files for each answer: ask until it has read all of them.
+function useBehaviours(path, version) {
+  const [found, setFound] = useState({});
+  useEffect(() => {
+    let current = true;
+    async function ask() {
+      try {
+        const data = await get(path);
+        if (!current) return;
+        setFound({ data });
+        if (!data.done) setTimeout(ask, AGAIN_MS);
+      } catch (error) {
+        if (current) setFound((now) => ({ ...now, error: error.message }));
+      }
+    }
+    ask();
+    return () => { current = false; };
+  }, [path, version]);
+  return found;
+}
 
 export function BehavioursView({ run, query, version }) {
-  const [again, setAgain] = useState(0);
-  const { data, error } = useAnswer(`/api/run/${run.run}/behaviours`, `${version} ${again}`);
-  useEffect(() => {
-    if (!data || data.done) return undefined;
-    const timer = setTimeout(() => setAgain((number) => number + 1), AGAIN_MS);
-    return () => clearTimeout(timer);
-  }, [data, again]);
+  const { data, error } = useBehaviours(`/api/run/${run.run}/behaviours`, version);
   const known = data ? data.behaviours.filter((one) => one.points.length) : [];
   return html`<h1 tabindex="-1">Behaviours</h1><p class="note">Share of completions that show each behaviour, with 95% intervals. Click a point for examples.</p>
     ${error && html`<${Fault} text=${error} />`}${!data && !error && html`<${Skeleton} lines=${10} />`}

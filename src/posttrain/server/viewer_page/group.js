@@ -27,7 +27,7 @@ function Group({ run, page, query }) {
   const near = (side) => page.neighbours[side] && html`<a rel=${side === "next" ? "next" : "prev"} href=${link(["run", run, "group", ...page.neighbours[side].split("/")], query)}
     title=${side === "next" ? "next group (→)" : "previous group (←)"}>${side === "next" ? "next →" : "← previous"}</a>`;
   const held = page.source === "evaluations";
-  return html`<div class="title"><h1 tabindex="-1">${held ? "Held-out problem" : "Group"} ${page.group} <span class="muted">of step ${page.step}</span></h1>
+  return html`<div class="title"><h1 tabindex="-1">${held ? plain(page.prompt_id) : `Group ${page.group}`} <span class="muted">of step ${page.step}</span></h1>
       <nav class="near" aria-label="other groups">${near("previous")}${near("next")}</nav></div>
     <p class="note"><a href=${link(["run", run, "problem", page.prompt_id])}>${plain(page.prompt_id)}</a> · ${counted(rollouts.length, "completion")}</p>
     <section class="text" aria-label="prompt"><h2>Prompt</h2>${page.prompt.length ? html`<${Pieces} pieces=${page.prompt} spaces=${false} />`

@@ -16,23 +16,24 @@ function keep(path, answer) {
 export function useAnswer(path, version = 0) {
   const [found, setFound] = useState({ path: null });
   const last = useRef(null);
+  const wanted = useRef(path);
+  wanted.current = path;
+  useEffect(() => () => { wanted.current = null; }, []);
   useEffect(() => {
-    let current = true;
-    if (!path) return undefined;
+    if (!path) return;
     get(path).then(
       (data) => {
         keep(path, data);
         const text = JSON.stringify(data);
-        if (!current || last.current === path + text) return;
+        if (wanted.current !== path || last.current === path + text) return;
         last.current = path + text;
         setFound({ path, data });
       },
       (error) => {
         last.current = null;
-        if (current) setFound({ path, data: kept.get(path), error: error.message });
+        if (wanted.current === path) setFound({ path, data: kept.get(path), error: error.message });
       },
     );
-    return () => { current = false; };
   }, [path, version]);
   if (found.path === path) return { data: found.data, error: found.error, stale: false };
   return { data: kept.get(path), error: undefined, stale: true };

@@ -16,7 +16,7 @@ const ORDERS = {
   long: ["longest first", (a, b) => (b.mean_length || 0) - (a.mean_length || 0)],
 };
 const HEAD = [["reward", "reward", number], ["eval/accuracy_sampled", "held-out accuracy", percent], ["completions/mean_length", "mean length", number],
-  ["kl", "KL to the reference", number], ["kl_behaviour", "KL to μ", number], ["entropy", "entropy", number], ["entropy_estimate", "entropy", number],
+  ["kl", "KL to the reference", number], ["kl_behaviour", "KL to μ", number], ["entropy", "entropy", number], ["entropy_estimate", "entropy, estimated", number],
   ["clip_ratio/region_mean", "clipped", percent], ["grad_norm", "gradient norm", number], ["learning_rate", "learning rate", number], ["step_time", "seconds", seconds]];
 
 export function StepView({ run, rest, query, version }) {
