@@ -178,6 +178,13 @@ def test_an_error_amid_an_answer_is_its_last_event(server: ModelServer, monkeypa
     assert asked(server, TEXT, {**ASKS[TEXT], "max_tokens": 1})[0] == 200
 
 
+def test_a_server_that_ends_says_so_in_its_streams(server: ModelServer) -> None:
+    with served(server.service.policy) as made:
+        events = begun(made, LONG)
+        made.service.sampler.stop()  # what a signal does first
+        assert [*events][-1]["error"]["message"] == "the server ends; try again later"
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the terminal has it
 def test_a_fault_of_the_server_amid_an_answer_is_an_event(
     server: ModelServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
