@@ -19,8 +19,8 @@ import torch
 
 import posttrain
 from posttrain.generation.conversations import sample_conversations
-from posttrain.generation.decoding_rows import Steps
 from posttrain.generation.in_process import InProcessEngine, steps_for
+from posttrain.generation.steps import Steps
 from posttrain.records import Group
 from posttrain.tasks.base import training_prompts
 from posttrain.training.session import Session, open_session

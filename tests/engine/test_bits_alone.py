@@ -23,11 +23,13 @@ LENGTHS = (1, 5, 18, 31, 64, 97, 130, 189, 223)
 LIMIT = 10
 
 
-@pytest.fixture(scope="module", params=["bundled", "bundled-instruct", "bundled with an adapter"])
+@pytest.fixture(scope="module", params=["bundled", "bundled-instruct", "bundled with an adapter", "bundled natively"])
 def policy(request: pytest.FixtureRequest) -> Policy:
-    name, _, adapter = request.param.partition(" ")
-    options = ModelOptions(path=name, adapter=AdapterOptions(rank=4) if adapter else None)
+    name, _, how = request.param.partition(" ")
+    options = ModelOptions(path=name, adapter=AdapterOptions(rank=4) if how == "with an adapter" else None)
     made = load_policy(options)
+    if how == "natively":
+        made = replace(made, native_reason=None)
     for parameter in made.model.parameters():  # B of a new adapter is zero
         if parameter.requires_grad and not parameter.any():
             torch.nn.init.normal_(parameter, std=0.05)

@@ -15,6 +15,7 @@ from posttrain.generation.decoder_steps import StaticSteps
 from posttrain.generation.engine import Sampling, SamplingTimeout
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.model_steps import RecomputedSteps
+from posttrain.generation.native_steps import NativeSteps
 from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
 from posttrain.models.policy import Policy
 from posttrain.options.rollout import SamplingParams
@@ -28,9 +29,13 @@ ROUNDING = 1e-12
 
 
 def engine_of(path: str, *, max_rows: int = 256, policy: Policy | None = None) -> InProcessEngine:
-    """An engine that takes one kind of steps, in float64."""
+    """An engine that takes one kind of steps; the native one needs a policy in float32."""
     policy = policy or tiny_policy("qwen3")
+    policy = replace(policy, native_reason=None) if path == "native" else policy
     engine = InProcessEngine(through_its_own_forward(policy) if path == "own_forward" else policy, max_rows=max_rows)
+    if path == "native":
+        engine._steps = NativeSteps(policy)
+        engine._steps.most_steps = 1  # so that weights can be loaded between any two tokens
     if path in ("static", "recomputed"):
         engine._steps = StaticSteps(policy) if path == "static" else RecomputedSteps(policy)
     return engine

@@ -12,11 +12,11 @@ import torch
 from posttrain.errors import RunError
 from posttrain.generation import in_process as engine_module
 from posttrain.generation.decoder_steps import KeyValueSlots, StaticSteps
-from posttrain.generation.decoding_rows import PrefilledPrompts, Steps
 from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import engine_in_parity
 from posttrain.generation.request import StreamKey
+from posttrain.generation.steps import PrefilledPrompts, Steps
 from posttrain.models.policy import Policy
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Finish, Group

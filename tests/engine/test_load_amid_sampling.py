@@ -43,7 +43,7 @@ def gaps(done: list[Sampled], says: list[list[float]]) -> list[float]:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [*PATHS, "native"])
 def test_each_token_has_the_log_prob_of_the_weights_that_its_span_names(path: str, keep: bool) -> None:
     """Two updates amid 64 completions, of which some decode, some wait, some are prefilled and some are done."""
     engine = engine_of(path, max_rows=40, policy=tiny_policy("qwen3", torch.float32))
@@ -68,7 +68,7 @@ def test_each_token_has_the_log_prob_of_the_weights_that_its_span_names(path: st
     )
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [*PATHS, "native"])
 def test_what_is_kept_of_older_weights_is_not_read_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One completion was taken and its cache kept, one is done and not taken, one is continued and has not begun."""
     engine = engine_of(path, policy=tiny_policy("qwen3", torch.float32))
@@ -87,9 +87,10 @@ def test_what_is_kept_of_older_weights_is_not_read_again(path: str, monkeypatch:
     assert max(gaps(done, [recomputed(policy, done)] * 2)) < 1e-4
 
 
-def test_a_row_in_the_middle_of_given_tokens_goes_on_with_the_rest_of_them() -> None:
+@pytest.mark.parametrize("path", ["decoder", "native"])
+def test_a_row_in_the_middle_of_given_tokens_goes_on_with_the_rest_of_them(path: str) -> None:
     policy = tiny_policy("qwen3", torch.float32)
-    engine = engine_of("decoder", policy=policy)
+    engine = engine_of(path, policy=policy)
     with engine.open(replace(REQUEST, keep=True)) as sampling:
         sampling.put(of_prompts((20,), size=1, limit=3))
         (first,) = everything(sampling, 1)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from posttrain.generation.decoding_rows import BLOCK, PrefilledPrompts, Steps
+from posttrain.generation.steps import BLOCK, PrefilledPrompts, Prompts, Steps
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt import attention as attentions
@@ -58,12 +58,12 @@ class KeyValueSlots:
     def clear(self) -> None:
         self.lengths = self.lengths[:0]
 
-    def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"]) -> None:
+    def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"], prompts: Prompts = None) -> None:
         """Append rows whose first `lengths` tokens are cached already; later columns are padding.
 
-        All layers are one tensor, [row two layer kv_heads time width].
+        All layers are one tensor, [prompt two layer kv_heads time width].
         """
-        (rows_first,) = cached
+        rows_first = cached[0] if prompts is None else cached[0].index_select(0, prompts)
         before = self.num_rows
         self.lengths = torch.cat([self.lengths.to(lengths.device), lengths])
         longest = int(self.lengths.max())

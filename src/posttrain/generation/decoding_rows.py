@@ -4,68 +4,21 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
-from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from posttrain.generation.request import Continuation, Request, Sampled, uniform_table
 from posttrain.generation.sampling import require_finite, sample
+from posttrain.generation.steps import DrawingSteps, PrefilledPrompts, Steps
+from posttrain.models.native.native_decoder import DrawRequest
 from posttrain.models.policy import Policy
 from posttrain.records import Alternatives, Finish
 
 PREFILL_TOKENS = 16384
 """Tokens of prefixes that go through the model at once."""
-BLOCK = 64
-"""Room in a cache is made for this many tokens a row at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefilledPrompts:
-    """Prefilled prompts, from which completions start."""
-
-    logits: Float[Tensor, "prompt vocab"]
-    cached: Sequence[Tensor]
-    """The cache, one row a prompt, padded on the right; `Slots` knows its tensors."""
-    lengths: Int64[Tensor, " prompt"]
-
-
-@runtime_checkable
-class Slots(Protocol):
-    """The cache of the rows being decoded; rows come and go, the others stay in place."""
-
-    def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"]) -> None:
-        """Append rows of `lengths` tokens from the cache of prompts; later columns are padding."""
-
-    def row(self, row: int) -> tuple[list[Tensor], int]:
-        """A copy of one row, as `add` takes it, and the tokens that it holds."""
-
-    def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
-        """Copy rows over finished ones and drop all behind `num_left`."""
-
-
-@runtime_checkable
-class Steps(Protocol):
-    """A model's forward pass, seen from the sampler; `prefill` and `step` are called in inference mode."""
-
-    def refresh(self) -> None:
-        """Read the policy's weights anew; called before every sampling."""
-        return
-
-    def release(self) -> None:
-        """Free what only a sampling needs; called after it."""
-        return
-
-    def slots(self) -> Slots:
-        """An empty cache for one sampling."""
-
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
-        """Run whole prompts."""
-
-    def step(self, tokens: Int64[Tensor, " row"], slots: Any) -> Float[Tensor, "row vocab"]:
-        """Run one more token of each row; logits of the next."""
 
 
 @dataclass(slots=True)
@@ -182,6 +135,7 @@ class Rows:
         self.policy, self.steps, self.request = policy, steps, request
         self.weights_version, self.slots = weights_version, steps.slots()
         self.stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
+        self.suppressed = torch.tensor(request.suppressed, dtype=torch.long, device=policy.device)
         self.members: list[Member] = []
         self.columns = Columns.empty(request.keep_alternatives, policy.device)
         self.finished: list[tuple[Sampled, KeptRow | None]] = []
@@ -202,8 +156,7 @@ class Rows:
         for _, run in groupby((item for item, _ in rows), key=lambda item: id(item.prefilled)):
             items = list(run)  # in order, those that share one prefill
             prefilled, at = items[0].prefilled, torch.tensor([item.row for item in items], device=device)
-            cached = [each.index_select(0, at) for each in prefilled.cached]
-            self.slots.add(cached, prefilled.lengths.index_select(0, at))
+            self.slots.add(prefilled.cached, prefilled.lengths.index_select(0, at), at)
             torch.index_select(prefilled.logits, 0, at, out=logits[done : done + len(at)])
             done += len(at)
         self._add([Member(each, list(reversed(each.prefix[item.length :])), item.length) for item, each in rows])
@@ -262,6 +215,9 @@ class Rows:
         """One more token through every row; sampled where the row has no more given ones."""
         columns = self.columns
         rows = torch.arange(self.num_rows, device=columns.count.device)
+        if isinstance(self.steps, DrawingSteps) and self.steps.draws(self.request):
+            self._draw(self.steps, rows)
+            return
         if not self._any_given:
             last = columns.tokens[rows, columns.count - 1]
             self._sample(self.steps.step(last, self.slots), rows)
@@ -275,11 +231,49 @@ class Rows:
         if ready:
             self._sample(logits[ready], rows[ready])
 
+    def _draw(self, steps: DrawingSteps, rows: Int64[Tensor, " row"]) -> None:
+        """Several more tokens of every row in one call."""
+        columns, sampling = self.columns, self.request.sampling
+        left = columns.limit - columns.count
+        num_ahead = [len(member.given) for member in self.members]
+        num_steps = min(steps.num_steps(self.num_rows), int((left + torch.tensor(num_ahead)).max()))
+        last = columns.tokens[rows, (columns.count - 1).clamp(min=0)]
+        given, num_given = torch.zeros(self.num_rows, num_steps, dtype=torch.long), torch.zeros_like(rows)
+        for row, member in enumerate(self.members if self._any_given else ()):
+            if not member.given:
+                continue
+            following = member.given[-2 : -2 - num_steps : -1]
+            last[row], num_given[row] = member.given[-1], len(following)
+            given[row, : len(following)] = torch.tensor(following, dtype=torch.long)
+            del member.given[-num_steps:]
+        self._any_given = any(member.given for member in self.members)
+        places = columns.count[:, None] + torch.arange(num_steps)
+        request = DrawRequest(
+            given=given,
+            num_given=num_given,
+            uniforms=columns.uniforms.gather(1, places.clamp(max=columns.width - 1)),
+            limits=left,
+            stops=self.stop_ids,
+            temperature=sampling.recorded_temperature,
+            greedy=sampling.greedy,
+            suppressed=self.suppressed,
+        )
+        drawn = steps.draw(last, self.slots, request)
+        is_drawn = torch.arange(num_steps) < drawn.counts[:, None]
+        at = rows[:, None].expand_as(places)[is_drawn], places[is_drawn]
+        columns.tokens[at] = drawn.tokens[is_drawn]
+        columns.logprobs[at] = drawn.logprobs[is_drawn].float().double()
+        columns.count.add_(drawn.counts)
+        stopped = torch.isin(columns.tokens[rows, columns.count - 1], self.stop_ids) & (drawn.counts > 0)
+        done = stopped | (columns.count >= columns.limit)
+        if bool(done.any()):
+            self._retire(rows[done], stopped[done], None)
+
     def _sample(self, logits: Tensor, rows: Int64[Tensor, " row"]) -> None:
         columns = self.columns
         at = columns.count[rows]
         if self.request.suppressed:
-            logits = logits.index_fill(1, torch.tensor(self.request.suppressed, device=logits.device), -torch.inf)
+            logits = logits.index_fill(1, self.suppressed, -torch.inf)
         drawn = sample(logits, columns.uniforms[rows, at], self.request.sampling)
         columns.tokens[rows, at] = drawn.tokens
         columns.logprobs[rows, at] = drawn.logprobs.double()

@@ -21,14 +21,17 @@ import torch
 
 from posttrain.errors import UserError
 from posttrain.generation.decoder_steps import DecoderSteps, StaticSteps
-from posttrain.generation.decoding_rows import PREFILL_TOKENS, KeptRow, PendingPrefix, Rows, Steps
+from posttrain.generation.decoding_rows import PREFILL_TOKENS, KeptRow, PendingPrefix, Rows
 from posttrain.generation.engine import Sampling, SamplingTimeout
 from posttrain.generation.model_steps import ModelSteps, RecomputedSteps
+from posttrain.generation.native_steps import NativeSteps
 from posttrain.generation.request import Continuation, Request, Sampled, SampledToken, StreamKey
 from posttrain.generation.sampling import require_finite
+from posttrain.generation.steps import Steps
 from posttrain.models.context import num_embeddings, require_embeddings
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.saving import ExportedWeights
+from posttrain.models.native.native_decoder import native_refusal
 from posttrain.models.policy import Policy
 from posttrain.models.sharding import sharded_forward
 
@@ -287,5 +290,7 @@ def steps_for(policy: Policy) -> Steps:
     """
     if not isinstance(policy.forward, SharedPromptForward):
         return ModelSteps(policy) if policy.cache_refusal is None else RecomputedSteps(policy)
+    if native_refusal(policy) is None:
+        return NativeSteps(policy)
     is_captured = policy.device.type == "cuda" and sharded_forward(policy) is None
     return StaticSteps(policy) if is_captured else DecoderSteps(policy)

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DummyLayer, DynamicLayer
 
-from posttrain.generation.decoding_rows import BLOCK, PrefilledPrompts, Steps
+from posttrain.generation.steps import BLOCK, PrefilledPrompts, Prompts, Steps
 from posttrain.models.forward import next_logits
 from posttrain.models.model_outputs import model_hidden
 from posttrain.models.policy import Policy
@@ -50,11 +50,12 @@ class AlignedSlots:
         """Columns that a step sees before its own."""
         return self._end - self._left
 
-    def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"]) -> None:
+    def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"], prompts: Prompts = None) -> None:
         """Append rows of which `lengths` tokens are cached: keys and values of each layer in turn, padded on the right.
 
         Each is [row heads time width]; a layer that caches nothing has no heads.
         """
+        cached = cached if prompts is None else [each.index_select(0, prompts) for each in cached]
         before, longest = self.num_rows, int(lengths.max())
         self._make_room(before + len(lengths), longest, like=cached)
         self._first = torch.cat([self._first.to(lengths.device), self._end - lengths])
@@ -199,9 +200,9 @@ class RowTokens:
     def __init__(self) -> None:
         self.rows: list[tuple[int, ...]] = []
 
-    def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"]) -> None:
+    def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"], prompts: Prompts = None) -> None:
         """Append rows of which `lengths` tokens are known, padded on the right."""
-        (tokens,) = cached
+        tokens = cached[0] if prompts is None else cached[0].index_select(0, prompts)
         pairs = zip(tokens.tolist(), lengths.tolist(), strict=True)
         self.rows += [tuple(row[:length]) for row, length in pairs]
 

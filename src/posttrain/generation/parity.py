@@ -21,6 +21,7 @@ from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.context import changes_at, num_embeddings
 from posttrain.models.forward import Completions, PlainForward
 from posttrain.models.model_outputs import cache_refusal
+from posttrain.models.native.native_decoder import native_refusal
 from posttrain.models.policy import Policy
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Group, Prompt
@@ -113,6 +114,8 @@ def engine_in_parity(policy: Policy, *, max_rows: int, longest: int) -> InProces
 
 def slower(policy: Policy, reason: str) -> Policy | None:
     """The next slower way to sample, with the reason; None where there is none."""
+    if native_refusal(policy) is None:
+        return replace(policy, native_reason=reason.format("by the native kernel"))
     if policy.forward_reason is None:
         return replace(
             policy,

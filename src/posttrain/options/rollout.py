@@ -121,6 +121,10 @@ class InProcessOptions(Bounded):
 
     name: Literal["in_process"] = "in_process"
 
+    native: bool = False
+    """Sample and score references with a kernel in C, where there is a C compiler and the model suits it: Llama, Qwen2
+    or Qwen3 in float32 on a CPU, without an adapter.  The first lines of a run say whether it is used."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSeconds(Bounded):

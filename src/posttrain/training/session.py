@@ -34,7 +34,7 @@ from posttrain.models.loading.new_model import policy_of_run
 from posttrain.models.policy import Policy
 from posttrain.models.sharding import sharded, whole_weights
 from posttrain.options.reward import RewardOptions, RewardSettings
-from posttrain.options.rollout import HttpOptions
+from posttrain.options.rollout import HttpOptions, InProcessOptions
 from posttrain.ranks.group import ONE_RANK, RankGroup
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.resources import Resources
@@ -370,6 +370,8 @@ def engine_of(
     `longest` is the most tokens of a prompt with its completion.  With several ranks each samples a share.  Where
     nothing is sampled, ours stands in for an engine elsewhere, and the policy is the same as with that engine.
     """
+    if isinstance(config.engine, InProcessOptions) and config.engine.native:
+        policy = replace(policy, native_reason=None)
     if caller.engine is not None:
         return require_engine(caller.engine), policy
     if not samples and isinstance(config.engine, Mapping | HttpOptions):

@@ -18,6 +18,8 @@ from posttrain.batch import Batch, completions_of
 from posttrain.errors import RunError
 from posttrain.models.forward import ForwardNeeds
 from posttrain.models.logprobs import NextTokens
+from posttrain.models.native.native_decoder import native_decoder
+from posttrain.models.native.native_scoring import native_logprobs
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.needs import Need
@@ -349,7 +351,11 @@ def group_logprobs(
 ) -> Float64[Tensor, " token"]:
     """log π of every sampled token of the groups in order, in nats; behind `teacher_prompts` if they are given."""
 
+    native = native_decoder(policy)
+
     def logprobs(micro: Batch) -> Tensor:
+        if native is not None:
+            return native_logprobs(native, micro, temperature)
         return policy.completion_logprobs(micro, temperature=temperature).double().cpu()
 
     batch = completions_of(groups, teacher_prompts).behind_teacher_prompts

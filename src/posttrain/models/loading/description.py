@@ -12,6 +12,7 @@ from posttrain.models.adapters.peft_layers import wrapper_of
 from posttrain.models.context import changes_at, num_embeddings, own_context
 from posttrain.models.loading.devices import idle_gpu_lines
 from posttrain.models.model_outputs import is_recomputing
+from posttrain.models.native.native_decoder import native_refusal
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import opening_tokens
 from posttrain.options.model import ALL_LINEAR, ModelOptions
@@ -42,6 +43,10 @@ def model_lines(policy: Policy, name: str) -> list[str]:
     lines += idle_gpu_lines(policy.device, gpu=torch.cuda.is_available())
     if policy.forward_reason is not None:
         lines.append(f"           by the model's own forward pass: {policy.forward_reason}")
+    if policy.native_reason is None:
+        refusal = native_refusal(policy)
+        says = "sampled and scored by the native kernel" if refusal is None else f"not by the native kernel: {refusal}"
+        lines.append(f"           {says}")
     if policy.cache_refusal is not None:
         lines.append(f"           sampled without a cache, whole rows again for every token: {policy.cache_refusal}")
     return lines

@@ -1,0 +1,217 @@
+"""Decoding and scoring in C: tokens of the sampler in torch, log-probs of the trainer, a library on any machine."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.native_steps import NativeSteps
+from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
+from posttrain.models.forward import Completions
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.native import native_library
+from posttrain.models.native.native_decoder import native_decoder, native_refusal
+from posttrain.models.native.native_library import FLAGS, NativeUnavailable
+from posttrain.models.native.native_scoring import native_logprobs
+from posttrain.models.policy import Policy
+from posttrain.options.model import ModelOptions
+from posttrain.options.rollout import SamplingParams
+from tests.support.accidents import Accident
+from tests.support.refusals import mentions
+from tests.support.runs import command, require_same, save_tiny_model, tiny_recipe
+from tests.support.tiny import some_prompts, tiny_policy
+
+KEY = StreamKey(4, "test", 2)
+IN_STEP_4 = Accident(moment="os.rename rollouts/.tmp-step-000004.parquet 1")
+BUILDS = {"this CPU": "-march=native", "AVX2": "-march=x86-64-v3", "plain C": "-march=x86-64"}
+ROUNDING = 1e-5
+"""Of log-probs of tiny models in float32, in nats."""
+
+try:
+    native_library.native_library()
+except NativeUnavailable as missing:
+    pytest.skip(f"no native library: {missing}", allow_module_level=True)
+
+
+@pytest.fixture(params=BUILDS)
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The library as it is compiled for some CPU."""
+    flags = tuple(BUILDS[request.param] if flag.startswith("-march") else flag for flag in FLAGS)
+    library = native_library.native_library(flags)
+    monkeypatch.setattr("posttrain.models.native.native_decoder.native_library", lambda: library)
+    return str(request.param)
+
+
+def float32(family: str) -> Policy:
+    torch.set_num_threads(1)
+    return replace(tiny_policy(family, torch.float32), native_reason=None)
+
+
+def bundled() -> Policy:
+    torch.set_num_threads(1)
+    return replace(load_policy(ModelOptions(path="bundled")), native_reason=None)
+
+
+def sampled(policy: Policy, request: Request, those: Sequence[Continuation], *, native: bool = True) -> list[Sampled]:
+    policy = policy if native else replace(policy, native_reason="the other way")
+    engine, done = InProcessEngine(policy, max_rows=20), list[Sampled]()
+    with engine.open(request) as sampling:
+        assert isinstance(engine._steps, NativeSteps) == native
+        sampling.put(those)
+        while len(done) < len(those):
+            done += sampling.take(60)
+    return sorted(done, key=lambda each: (each.continuation.draw, each.continuation.sample))
+
+
+def continuations(limit: int = 30) -> list[Continuation]:
+    return [
+        Continuation(prefix=prompt.tokens, draw=draw, sample=sample, limit=limit)
+        for draw, prompt in enumerate(some_prompts((3, 15, 16, 17, 1, 30)))
+        for sample in range(7)
+    ]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"sampling": SamplingParams(temperature=0.7)},
+        {"sampling": SamplingParams(greedy=True)},
+        {"suppressed": (3, 7, 8)},
+        {"sampling": SamplingParams(top_k=5, top_p=0.9)},
+        {"keep_alternatives": 3},
+    ],
+    ids=["as it is", "temperature", "greedy", "suppressed", "cut", "alternatives"],
+)
+def test_tokens_are_those_of_torch(family: str, how: dict[str, object], build: str) -> None:
+    request = Request(**{"sampling": SamplingParams(), "key": KEY, **how})  # type: ignore[arg-type]
+    policy = float32(family)
+    ours, theirs = (sampled(policy, request, continuations(), native=native) for native in (True, False))
+    assert {each.finish.value for each in theirs} >= {"length"}
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine.tokens, mine.finish) == (other.tokens, other.finish)
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=ROUNDING)
+        assert mine.cut_logprobs == pytest.approx(other.cut_logprobs, abs=ROUNDING)
+
+
+def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = bundled()
+    request, found = Request(sampling=SamplingParams(), key=KEY), list[list[Sampled]]()
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        found.append(sampled(policy, request, continuations(limit=40)))
+    assert found[0] == found[1] == found[2]
+
+
+def scored(policy: Policy, batch: Completions, temperature: float = 1.0) -> torch.Tensor:
+    decoder = native_decoder(policy)
+    assert decoder is not None
+    return native_logprobs(decoder, batch, temperature)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2"])
+def test_scores_are_those_of_the_trainer_in_float64(family: str, build: str) -> None:
+    dice = torch.Generator().manual_seed(0)
+    prompts = [prompt.tokens for prompt in some_prompts((1, 16, 17, 30))]
+    lengths = (1, 2, 15, 16, 17, 33, 24, 5)
+    tokens = [tuple(torch.randint(0, 20, (length,), generator=dice).tolist()) for length in lengths]
+    mask = torch.rand(sum(lengths), generator=dice) < 0.7
+    for sampled_ones in (None, mask):
+        batch = Completions(prompts, tokens, [0, 0, 1, 1, 2, 2, 3, 3], sampled=sampled_ones)
+        with torch.no_grad():
+            exact = tiny_policy(family).completion_logprobs(batch, temperature=0.8)
+        assert scored(float32(family), batch, 0.8).tolist() == pytest.approx(exact.tolist(), abs=ROUNDING)
+
+
+def test_the_kernel_is_as_near_to_float64_as_torch_is() -> None:
+    """Both are float32: on a model with logits of ten and more they are some 1e-5 nats from float64, and each other."""
+    policy = bundled()
+    texts = ("Use all of 11, 25, 11 to make 25.\n", "<think>25+11=36,36-11=25!\n</think>\n<answer>(25+11)-11</answer>")
+    prompt, completion = (tuple(policy.tokenizer(each)["input_ids"]) for each in texts)
+    batch = Completions([prompt], [completion], [0])
+    with torch.no_grad():
+        torch_says = policy.completion_logprobs(batch).double()
+        ours = scored(policy, batch)
+        exact = load_policy(ModelOptions(path="bundled", dtype="float32")).model.double()
+        rows = exact(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1].log_softmax(dim=-1)
+    truth = rows.gather(1, torch.tensor(completion)[:, None])[:, 0]
+    assert (ours - truth).abs().max() < max(2 * float((torch_says - truth).abs().max()), 1e-5)
+
+
+def test_what_it_does_not_decode_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native_refusal(float32("qwen3")) is None
+    mentions(str(native_refusal(tiny_policy("qwen3"))), "engine.native is false")
+    mentions(str(native_refusal(replace(tiny_policy("qwen3"), native_reason=None))), "float32")
+    mentions(str(native_refusal(float32("gpt2_plain"))), "another forward pass")
+    mentions(str(native_refusal(float32("gemma2"))), "llama, qwen2, qwen3 only")
+    monkeypatch.setenv("CC", "no-such-compiler")
+    native_library.native_library.cache_clear()
+    try:
+        mentions(str(native_refusal(float32("qwen3"))), "no C compiler", "no-such-compiler")
+    finally:
+        monkeypatch.undo()
+        native_library.native_library.cache_clear()
+
+
+ASKS = """
+from posttrain.models.native.native_library import native_library
+print(native_library().page_tokens())
+"""
+
+
+def asked(folder: Path, **variables: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder), **variables}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", ASKS], env=environment, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
+
+
+def ended(process: "subprocess.Popen[str]") -> str:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out.strip()
+
+
+def test_two_processes_may_compile_at_once_and_a_third_finds_the_library(tmp_path: Path) -> None:
+    both = [asked(tmp_path), asked(tmp_path)]
+    assert [ended(each) for each in both] == ["16", "16"]
+    (made,) = (tmp_path / "posttrain" / "native").iterdir()
+    before = made.stat().st_mtime_ns
+    assert ended(asked(tmp_path)) == "16"
+    assert made.stat().st_mtime_ns == before
+
+
+def test_a_damaged_library_is_compiled_anew_and_one_that_others_may_write_is_not_loaded(tmp_path: Path) -> None:
+    assert ended(asked(tmp_path)) == "16"
+    (made,) = (tmp_path / "posttrain" / "native").iterdir()
+    for content, mode in ((b"damaged", 0o700), (made.read_bytes(), 0o722)):
+        made.unlink()
+        made.write_bytes(content)
+        made.chmod(mode)
+        assert ended(asked(tmp_path)) == "16"
+        assert not made.stat().st_mode & 0o022
+
+
+def test_a_cache_that_cannot_be_written_costs_a_compilation_in_each_process(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    assert ended(asked(tmp_path / "file")) == "16"
+
+
+def test_a_run_that_samples_natively_says_so_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model")
+    every_two = {"engine": {"name": "in_process", "native": True}, "checkpoint": {"every_steps": 2}}
+    whole = command("rl", tiny_recipe(tmp_path / "whole", **every_two), folder=tmp_path)
+    assert whole.code == 0, whole.err
+    assert "sampled and scored by the native kernel" in whole.out
+    place = tmp_path / "killed"
+    killed = command("rl", tiny_recipe(place, **every_two), folder=place, accident=IN_STEP_4)
+    assert killed.code == -9
+    resumed = command("rl", "--resume", place / "run", folder=place)
+    assert resumed.code == 0, resumed.err
+    require_same(place / "run", tmp_path / "whole" / "run")
