@@ -64,6 +64,7 @@ MADE_UP = {"FILE.py", "RECIPE.yaml", "mine.py", "my_rewards.py", "rows.jsonl"}
 IN_A_RUN = {
     *["comparison.png", "comparison.json", "config.yaml", "summary.json", "metrics.jsonl", "reward.npz"],
     *["demonstrations.npz", "curves.png", "manifest.json", "calibration.png", "held_out.jsonl"],
+    *["preferences.jsonl"],
 }
 IN_A_MODEL = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 FROM_PYTHON_ALONE = (

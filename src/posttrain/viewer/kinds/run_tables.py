@@ -16,14 +16,13 @@ NUMBERS = ("greedy", "pass_at_8", "mean_length", "kl_per_completion", "kl_per_to
 COSTS = ("training_seconds", "seconds", "peak_memory_bytes")
 HEADLINES = ("accuracy_sampled", "score", "reward")
 EMPTY: Mapping[str, object] = MappingProxyType({})
-NO_OBJECT: dict[str, object] = {}
-NO_LIST: list[object] = []
+NO_LIST: Sequence[object] = ()
 
 
 def comparison_page(run: OpenedRun, others: Sequence[OpenedRun]) -> ComparisonPage:
     """The table of a comparison; `others` are all open runs."""
     faults: list[str] = []
-    content = content_or(EMPTY, run.whole_file("comparison.json", json_object, NO_OBJECT).content, faults)
+    content = content_or(EMPTY, run.whole_file("comparison.json", json_object, EMPTY).content, faults)
     cells = [mapping(each) for each in as_list(content.get("cells"))]
     measured = [name for name in HEADLINES if any(name in mapping(cell.get("after")) for cell in cells)]
     measure = next((name for name in measured if any(headline(cell, "after", name) is not None for cell in cells)), "")
@@ -143,7 +142,7 @@ def at_folder(runs: Sequence[OpenedRun], folder: Path) -> int | None:
     return next((at for at, run in enumerate(runs) if run.folder.resolve() == wanted), None)
 
 
-def json_list(content: bytes) -> list[object]:
+def json_list(content: bytes) -> Sequence[object]:
     """The JSON list in a file.  Raises ValueError."""
     found = json.loads(content)
     if not isinstance(found, list):
