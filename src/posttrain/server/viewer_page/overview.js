@@ -54,7 +54,10 @@ function Panels({ overview, query, marks }) {
   const common = { range, marks, onMark, onOpen: opens ? (step) => step > 0 && go(link(["run", run, "step", step])) : undefined,
     onZoom: (from, to) => choose({ from, to }) };
   const colours = useMemo(() => outcomeColours(outcomes.names), [outcomes.names.join()]);
-  if (!overview.curves.length) return html`<${Empty}>No metrics yet.<//>`;
+  if (!overview.curves.length) {
+    const pages = overview.kind_pages.map((page) => html`<a key=${page.path} data-item href=${link(["run", run, page.path])}>${page.title}</a>`);
+    return html`<${Empty}>${pages.length ? html`What this run found: ${pages}` : "No metrics yet."}<//>`;
+  }
   return html`<section class="panels" aria-label="curves over steps">
     ${query.from && html`<p class="note zoomed">Steps ${query.from} to ${query.to}. <button type="button" class="plain"
       onClick=${() => choose({ from: "", to: "" })}>Show all steps</button></p>`}
