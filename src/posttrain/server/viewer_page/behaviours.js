@@ -1,6 +1,6 @@
 // How often completions show each behaviour over training; a point opens examples.
 import { choose, link } from "./address.js";
-import { get } from "./api.js";
+import { exported, get } from "./api.js";
 import { Chart } from "./charts.js";
 import { html, useEffect, useState } from "./dom.js";
 import { number, percent, plain, words } from "./format.js";
@@ -18,7 +18,7 @@ function useBehaviours(path, version) {
         const data = await get(path);
         if (!current) return;
         setFound({ data });
-        if (!data.done) setTimeout(ask, AGAIN_MS);
+        if (!data.done && !exported) setTimeout(ask, AGAIN_MS);
       } catch (error) {
         if (current) setFound((now) => ({ ...now, error: error.message }));
       }

@@ -26,7 +26,7 @@ function usePages(path, filters, version) {
     try {
       const head = await get(where);
       setFound((now) => ({ key, head, pages: new Map(now.key === key ? now.pages : []).set(page, head.rows) }));
-      if (!head.done) setTimeout(() => { asked.current.delete(name); setFound((now) => ({ ...now })); }, 50);
+      if (!head.done && !exported) setTimeout(() => { asked.current.delete(name); setFound((now) => ({ ...now })); }, 50);
     } catch (error) {
       setFound((now) => ({ ...now, key, head: { ...(now.head || { rows: [], outcomes: [], terms: [] }), faults: [error.message], failed: true } }));
     }
