@@ -24,7 +24,14 @@ from tests.support.pages import attribute
 from tests.test_option_names import KINDS, SOURCE, options_named, records
 
 ROOT = SOURCE.parents[1]
-PROGRAMS = ("sandbox/inside/", "sandbox/probes.py", "sandbox/backends.py", "rewards/cheap_attacks.py")
+PROGRAMS = (
+    "course/mistakes.py",
+    "course/model_laws.py",
+    "sandbox/inside/",
+    "sandbox/probes.py",
+    "sandbox/backends.py",
+    "rewards/cheap_attacks.py",
+)
 """Where texts are programs, answers, templates, and flags of bubblewrap: they tell nobody anything."""
 PROGRAMS_BY_NAME = {
     *["sandbox/process_pool.py:BOOTSTRAP", "sandbox/elsewhere.py:SPIN", "sandbox/elsewhere.py:replay_run"],

@@ -125,7 +125,7 @@ def test_the_step_that_the_course_simulates_comes_to_its_loss() -> None:
 def test_episodes_under_the_rule_of_the_prompt_and_with_what_the_prompt_began() -> None:
     cut = [text.removeprefix("<think>") for text in WRITTEN.texts]
     made = create_grpo_training_episodes(
-        [SAMPLE, SAMPLE], GENERATIONS, WrittenTokenizer(*cut[:2]), 2, rule="subset", prefill="<think>"
+        [SAMPLE, SAMPLE], GENERATIONS, WrittenTokenizer(cut[:2]), 2, rule="subset", prefill="<think>"
     )  # type: ignore[arg-type]
     assert made[1]["equation_rewards"] == [1.0, 0.0] * 2
     assert made[1]["format_rewards"] == [1.0] * 4

@@ -38,7 +38,7 @@ MISTAKES = {
     ),
     2: CourseMistake(
         title="the loss has no policy term, and its KL is computed under no_grad",
-        exercise=exercises.FORM,
+        exercise=exercises.PROSE,
         told_by="`grad_norm` of the policy is 0, and `reward` stays flat while `loss` falls",
     ),
     3: CourseMistake(

@@ -4,7 +4,7 @@ The model is the bundled one that answers additions, with an adapter where the f
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,11 +210,11 @@ def equal_models_score_alike(function: Function) -> str:
     return off(means["trained"], means["reference"], "mean reward of the model compared with itself")
 
 
+@dataclass(frozen=True)
 class WrittenTokenizer:
     """Decodes any ids to texts that are given."""
 
-    def __init__(self, *texts: str) -> None:
-        self.texts = texts
+    texts: Sequence[str]
 
     def batch_decode(self, ids: object, skip_special_tokens: bool = False) -> list[str]:
         return [*self.texts]
@@ -223,10 +223,12 @@ class WrittenTokenizer:
 SAMPLE = {"input_ids": [1, 2, 3, 4, 5], "nums": [2, 3, 4, 6], "target": 24}
 GENERATIONS = [[10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34], [40, 41]]
 WRITTEN = WrittenTokenizer(
-    "<think>6 * 4 = 24</think>\n<answer>6 * 4</answer>",
-    "<think>Let me see...</think>\n<answer>2 + 3</answer>",
-    "The answer is 24",
-    "<think>Hmm</think>\n<answer>4 * 6</answer>",
+    (
+        "<think>6 * 4 = 24</think>\n<answer>6 * 4</answer>",
+        "<think>Let me see...</think>\n<answer>2 + 3</answer>",
+        "The answer is 24",
+        "<think>Hmm</think>\n<answer>4 * 6</answer>",
+    )
 )
 
 

@@ -16,7 +16,7 @@ class MistakeSwitches(Bounded):
     steps: PositiveInt = 20
     """Steps of each of the two runs."""
     picture: str = ""
-    """File of the picture; the default is mistake-N.png in the folder you run in."""
+    """File of the picture; the default is named after the mistake, such as mistake-4.png, in the folder you run in."""
 
 
 PROGRAM = CommandSpec(
