@@ -10,6 +10,8 @@ from pathlib import Path
 
 from sphinx.ext.autosummary import autosummary_toc
 
+from posttrain.course.notebooks import lessons
+
 sys.path.append(str(Path(__file__).parent))
 import lesson_pages
 import options_reference
@@ -60,6 +62,7 @@ CODE_SPAN = re.compile(r"`+([^`]+)`+")
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 SOURCE_LINK = re.compile(r"\[(`?)([^\]`]+)\1\]\((?:\.\./)+src/(posttrain/[\w/]+?)(?:\.py|/)?\)")
 DOTTED = re.compile(r"(?<![`\[\w])`(posttrain(?:\.\w+)+)`(?!`)")
+LESSON = re.compile(r"(?<!\[)\blesson (\d+)\b")
 CONTENTS = re.compile(r"^##+ (.+)\n\n((?:- \[.*\n)+)", re.MULTILINE)
 PROGRAM_LINK = re.compile(r"\]\((?=(?:\.\./)+(?:tests|benchmarks)/[^)]*\.py\))")
 """A link to a program that is not a page: by its suffix it would be taken for a lesson."""
@@ -86,6 +89,7 @@ def with_references(app, name, source):
     for place in range(0, len(parts), 2):
         text = DOTTED.sub(r"{py:obj}`\1`", SOURCE_LINK.sub(reference, parts[place]))
         text = PROGRAM_LINK.sub("](path:", text)
+        text = LESSON.sub(lesson_link, text) if name == "learn/rows" else text
         parts[place] = CONTENTS.sub(table_of_contents, text) if name.endswith("index") else text
     source[0] = "".join(parts)
 
@@ -96,6 +100,12 @@ def reference(link):
     if hasattr(import_module(module), text.partition(".")[0]):
         module = f"{module}.{text}"
     return f"{{py:obj}}`{text} <{module}>`"
+
+
+def lesson_link(named):
+    """The number of a lesson as a link to it."""
+    found = [name for name in lessons() if int(name.split("_")[0]) == int(named[1])]
+    return f"[{named[0]}]({found[0]}.py)" if found else named[0]
 
 
 def table_of_contents(section):
