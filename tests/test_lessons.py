@@ -12,8 +12,9 @@ import nbformat
 import pytest
 import torch
 
-from posttrain.course.notebooks import cells, lessons, notebook, write_notebooks
-from tests.support.refusals import refused
+from posttrain.course.notebooks import cells, lessons, notebook
+from tests.support.commands import printed, refusal
+from tests.support.refusals import mentions
 
 LEARN = Path(__file__).parents[1] / "docs" / "learn"
 INDEX = (LEARN / "index.md").read_text(encoding="utf-8")
@@ -84,12 +85,13 @@ def test_cells_are_text_and_code_with_their_lines() -> None:
 
 
 def test_notebooks_are_written_once_and_name_the_pages_that_they_link_to(tmp_path: Path) -> None:
-    written = write_notebooks(tmp_path / "lessons")
+    command = "course", "notebooks", str(tmp_path / "lessons")
+    assert f"{len(lessons())} lessons in" in printed(*command)
+    written = sorted((tmp_path / "lessons").iterdir())
     assert [file.stem for file in written] == [*lessons()]
     for file in written:
         page = json.loads(file.read_text(encoding="utf-8"))
         assert "](../" not in "".join(cell["source"] for cell in page["cells"])
     written[0].write_text("mine")
-    with refused(str(written[0]), "exists"):
-        write_notebooks(tmp_path / "lessons")
+    mentions(refusal(*command), str(written[0]), "exists")
     assert written[0].read_text() == "mine"

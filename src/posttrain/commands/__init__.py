@@ -20,7 +20,7 @@ COMMANDS = {
     "trace": ("trace", "show one rollout token by token: state, action, log-prob, reward, advantage"),
     "plan": ("plan.show_plan", "show the memory of a recipe, before anything is loaded"),
     "check-task": ("check_task", "show what a reward pays for right answers and for cheap tricks"),
-    "course": ("course", "try a mistake of course notebooks, or check your own version of a course's function"),
+    "course": ("course", "work with the lessons: notebooks, mistakes, and a check of your own functions"),
     "doctor": ("doctor", "show what this machine has, and whether it can run programs safely"),
     "config": ("plan.show_recipe", "print the recipe that recipes and flags make"),
     "completion": ("completion", "print the completion of commands, flags and recipes for bash, zsh or fish"),

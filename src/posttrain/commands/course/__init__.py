@@ -1,4 +1,4 @@
-"""`posttrain course`: try a mistake of course notebooks, or your own version of a course's function."""
+"""`posttrain course`: lessons as notebooks, mistakes of course notebooks, and a check of your own functions."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -9,6 +9,7 @@ from posttrain.schemas import did_you_mean
 
 SUBCOMMANDS = {
     "mistake": ("mistake N", "train 20 steps with a mistake of course notebooks and without it, and draw both"),
+    "notebooks": ("notebooks FOLDER", "write the lessons as Jupyter notebooks"),
     "check": ("check FUNCTION FILE", "try your own version of a course's function on the cases of our tests"),
 }
 """A module of this package -> its usage, and what it does."""
