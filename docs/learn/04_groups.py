@@ -132,8 +132,8 @@ assert hard > even
 
 # %% [markdown]
 # The z-score raises the voice of prompts that are nearly always or nearly never solved: it divides by $\sqrt{p(1-p)}$,
-# which is small there. One rare success counts more. Dr. GRPO (Liu et al. 2025) leaves the division out for this
-# reason.
+# which is small there. One rare success counts more. (A group of two has only one z-score, ±1, so its line lies on the
+# true one.) Dr. GRPO (Liu et al. 2025) leaves the division out for this reason.
 #
 # ## What the length does
 #
