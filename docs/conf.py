@@ -13,10 +13,12 @@ from sphinx.ext.autosummary import autosummary_toc
 from posttrain.course.notebooks import lessons
 
 sys.path.append(str(Path(__file__).parent))
+import commands_reference
 import lesson_pages
 import options_reference
 import trl_fields
 
+commands_reference.write()
 options_reference.write()
 trl_fields.write()
 

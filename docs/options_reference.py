@@ -138,12 +138,15 @@ def default(option: Option) -> str:
     return f"`{value}`" if on_one_line else f"`{json.dumps(value)}`"
 
 
+def write_page(place: Path, text: str) -> None:
+    """Write a page, unless it has this text."""
+    place.parent.mkdir(exist_ok=True)
+    if not place.is_file() or place.read_text(encoding="utf-8") != text:
+        place.write_text(text, encoding="utf-8")
+
+
 def write() -> None:
-    """Write the page, unless it is there as it would be."""
-    PAGE.parent.mkdir(exist_ok=True)
-    text = page()
-    if not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
-        PAGE.write_text(text, encoding="utf-8")
+    write_page(PAGE, page())
 
 
 if __name__ == "__main__":

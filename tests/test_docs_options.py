@@ -1,6 +1,6 @@
-"""The page of all options, made when the documentation is built: every field of every section, with its meaning."""
+"""The pages of all options and commands, made when the documentation is built: every field with its meaning."""
 
-import importlib.util
+import importlib
 import re
 from dataclasses import fields, is_dataclass
 from inspect import signature
@@ -11,21 +11,21 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from posttrain.algorithms.table import ALGORITHMS
+from posttrain.cli import COMMANDS
 from posttrain.config.reading import COMMAND_OF
 from posttrain.config.sections import CLASSES, PLAIN
 from posttrain.options.reward import RewardOptions
 from posttrain.schemas import unwrapped
+from tests.support.commands import program_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("options_reference", DOCS / "options_reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def reference(name: str = "options_reference") -> ModuleType:
+    """A module of docs/, where its siblings can be imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DOCS))
+        return importlib.import_module(name)
 
 
 PAGE = reference().page()
@@ -89,8 +89,17 @@ def test_types_and_defaults_are_said_as_a_recipe_has_them() -> None:
     assert by_path["model.device"] == ("`auto`, `cpu`, `cuda`", "`auto`")
 
 
-def test_the_page_is_written_where_the_index_looks_for_it() -> None:
-    page = reference().PAGE
-    assert page == DOCS / "reference" / "options.md"
-    assert "(reference/options.md)" in (DOCS / "index.md").read_text(encoding="utf-8")
-    assert "options_reference.write()" in (DOCS / "conf.py").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["options", "commands"])
+def test_a_page_is_written_where_the_index_looks_for_it(name: str) -> None:
+    assert reference(f"{name}_reference").PAGE == DOCS / "reference" / f"{name}.md"
+    assert f"(reference/{name}.md)" in (DOCS / "index.md").read_text(encoding="utf-8")
+    assert f"{name}_reference.write()" in (DOCS / "conf.py").read_text(encoding="utf-8")
+
+
+def test_every_command_is_on_the_page_of_commands_with_its_flags() -> None:
+    parts = dict(part.split("\n", 1) for part in reference("commands_reference").page().split("\n## ")[1:])
+    assert set(parts) == set(COMMANDS)
+    for name, part in parts.items():
+        for each in fields(program_of(name).switches):
+            (line,) = [line for line in part.splitlines() if line.startswith(f"| `--{each.name.replace('_', '-')}` |")]
+            assert len(line.split(" | ")[-1]) > 10

@@ -1,4 +1,4 @@
-"""README and tutorials say what is so: blocks run and print what stands under them, commands and files exist."""
+"""README, the pages to start with, and tutorials: blocks run and print what is under them, commands and files exist."""
 
 import re
 import shlex
@@ -15,27 +15,42 @@ from tests.support.pages import blocks, commands, programs, python, write_files
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = blocks(README)
-COMMANDS = commands(README) + commands(ROOT.joinpath("CONTRIBUTING.md").read_text(encoding="utf-8"))
+START = sorted((ROOT / "docs" / "start").glob("*.md"))
+PAGES = {"README.md": README} | {path.name: path.read_text(encoding="utf-8") for path in START}
+COMMANDS = [
+    command
+    for page in (*PAGES.values(), ROOT.joinpath("CONTRIBUTING.md").read_text(encoding="utf-8"))
+    for command in commands(page)
+]
 OUR_COMMANDS = [command for command in COMMANDS if command.startswith("posttrain ")]
 TRAINING = [command for command in OUR_COMMANDS if re.match(r"posttrain (rl|sft|dpo|irl) \w", command)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that the README gives, under the names it gives them."""
+    """A folder with the files that the pages give, under the names they give them."""
     folder = tmp_path_factory.mktemp("readme")
-    write_files(BLOCKS, folder)
+    for page in PAGES.values():
+        write_files(blocks(page), folder)
     return folder
 
 
-def test_the_python_blocks_run(folder: Path) -> None:
-    assert programs(BLOCKS)
-    for program in programs(BLOCKS):
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if programs(blocks(page))])
+def test_the_python_blocks_run(name: str, folder: Path) -> None:
+    for program in programs(blocks(PAGES[name])):
         done = python(program, folder)
         assert done.code == 0, done.err
     assert (folder / "runs/brief/model/model.safetensors").is_file()
     shutil.rmtree(folder / "runs")
+
+
+def test_the_readme_is_short_and_begins_with_what_it_is_how_to_try_it_and_how_to_install_it() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 160
+    assert lines.index("## Install") < 30
+    assert lines.index("$ make demo") < 10
+    own = next(program for program in programs(blocks(README)) if "train(" in program)
+    assert len([line for line in own.splitlines() if line]) <= 15
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("make")])
@@ -71,7 +86,9 @@ def test_every_file_that_it_names_is_there() -> None:
 
 def test_it_links_to_nothing_that_an_index_page_could_not_find() -> None:
     # The project has no address that pyproject.toml could give, so that a relative link would lead nowhere there.
-    assert re.findall(r"\]\((?!https://)[^)]*\)", README) == []
+    assert re.findall(r"(?<!!)\[[^\]]*\]\((?!https://)[^)]*\)", README) == []
+    for picture in re.findall(r"!\[[^\]]+\]\(([^)]*)\)", README):
+        assert (ROOT / picture).is_file()
 
 
 def test_the_algorithm_table_is_the_table_of_the_code() -> None:
