@@ -57,7 +57,8 @@ types: .venv/.ok ## static types of src, strictly, of what README shows, and nam
 	$(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks
 	$(BIN)/python -m tests.typed_pages
 
-docs: .venv/.ok ## the documentation, in docs/_build; a warning is an error
+docs: .venv/.ok ## the documentation, in docs/_build; a warning or a misspelling is an error
+	$(BIN)/codespell README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs src recipes
 	rm -rf docs/api
 	$(BIN)/sphinx-build -E -W --keep-going -q docs docs/_build
 	@echo docs/_build/index.html
