@@ -91,7 +91,7 @@ def test_types_and_defaults_are_said_as_a_recipe_has_them() -> None:
 
 @pytest.mark.parametrize("name", ["options", "commands"])
 def test_a_page_is_written_where_the_index_looks_for_it(name: str) -> None:
-    assert reference(f"{name}_reference").PAGE == DOCS / "reference" / f"{name}.md"
+    assert DOCS / "reference" / f"{name}.md" == reference(f"{name}_reference").PAGE
     assert f"(reference/{name}.md)" in (DOCS / "index.md").read_text(encoding="utf-8")
     assert f"{name}_reference.write()" in (DOCS / "conf.py").read_text(encoding="utf-8")
 

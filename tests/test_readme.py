@@ -71,7 +71,7 @@ def test_a_training_command_resolves_to_a_config(command: str, folder: Path, mon
     printed("config", *("bundled" if word == "MODEL" else word for word in words))
 
 
-@pytest.mark.parametrize("name", sorted({command.split()[1] for command in OUR_COMMANDS}))
+@pytest.mark.parametrize("name", sorted({each for command in OUR_COMMANDS if (each := command.split()[1])[0] != "-"}))
 def test_a_command_and_its_flags_are_in_its_help(name: str) -> None:
     told = printed(name, "--help")
     words = [word for command in OUR_COMMANDS if command.split()[1] == name for word in shlex.split(command)]
