@@ -25,7 +25,9 @@ OF_A_RUN = re.compile(
     r"(?:config\.yaml|(?:model|policy|value_head)\.safetensors|(?:behaviours|curves|calibration|convergence|policy|rewards|visits)\.png|comparison\.(?:md|png)|README\.md|posttrain\.lock)$"
 )
 """Files of a run folder or of a model."""
-MADE = {"reference/options.md", "docs/reference/options.md", "reference/trl_fields.md", "../reference/trl_fields.md"}
+MADE = {
+    f"{before}reference/{name}.md" for before in ("", "../", "docs/") for name in ("options", "commands", "trl_fields")
+}
 """Made with the documentation, and kept nowhere."""
 
 FOLDERS = [ROOT / name for name in ("src", "tests", "docs", "recipes", "benchmarks")]

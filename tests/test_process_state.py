@@ -170,6 +170,7 @@ WRITERS = {
     "commands/evaluate.py": "to a pipe or a terminal that the user names; to a file by `write_atomically`",
     "commands/launching/processes.py": "a log, to whose end a process writes; no link is followed",
     "commands/new.py": "to a folder that was empty; an interruption leaves nothing that anybody had",
+    "course/notebooks.py": "to a folder that a caller names",
     "generation/http/weights_files.py": "to a name of its own, renamed when it is whole and has its digest",
     "irl/demonstrations.py": "to a file that a caller in Python names",
     "irl_runs/run.py": IN_MEMORY,

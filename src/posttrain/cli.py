@@ -18,13 +18,13 @@ Train language models by reward.
 
 `posttrain COMMAND --help` lists the flags of a command.  To begin: posttrain rl countdown-tiny
 """
-FIRST_STEPS = """posttrain trains language models by reward.  Three things to do first:
+FIRST_STEPS = """Train language models by reward.  Three things to do first:
 
   posttrain rl countdown-tiny   train the bundled model on a number puzzle: about 10 minutes on 2 CPU cores
   posttrain view                look at the run in a browser, token by token
   posttrain new my-problem      make rows, a reward and a recipe to change into your own problem
 
-`posttrain --help` lists all commands.
+--help lists all commands.
 """
 
 MACHINE_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE}

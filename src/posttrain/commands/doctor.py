@@ -5,14 +5,14 @@ import platform
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from posttrain.commands.arguments import LOADING, model_layer, split_arguments
 from posttrain.commands.flags import CommandSpec, given_flags
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
-from posttrain.options.rollout import HttpOptions
+from posttrain.options.rollout import HttpOptions, InProcessOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.sandbox.probes import Finding, SandboxUnavailable
 from posttrain.sandbox.process_pool import ProcessPool, ServerLost
@@ -106,6 +106,8 @@ def model(config: Config, name: str) -> None:
     from posttrain.models.loading.model_folder import load_policy
 
     policy = load_policy(config.model)
+    if isinstance(config.engine, InProcessOptions) and config.engine.native:
+        policy = replace(policy, native_reason=None)
     longest = tried_length(policy, policy.max_positions)
     engine = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
     unused = (f"not used   {each}" for each in unused_options(engine.policy, config.model))
