@@ -3,7 +3,7 @@
 #
 # **Add 10 to every reward. The best answer is still the best. Why does training get worse?**
 #
-# *On 2 cores: 2 minutes.*
+# *On 2 cores: 1 minute.*
 #
 # Lesson 2 ended with a noisy estimate of the gradient. This page removes a part of the noise for free: it subtracts a
 # number from each reward. That changes nothing on average, and a lot in practice.

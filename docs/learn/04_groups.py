@@ -3,7 +3,7 @@
 #
 # **GRPO asks the model the same question several times. How many times, and what is done with the answers?**
 #
-# *On 2 cores: 1 minute.*
+# *On 2 cores: 20 seconds.*
 #
 # The group is GRPO's baseline: no second network, only the mean of the siblings. This page measures what the size of
 # the group changes, and three small decisions that papers make differently: the deviation, the length, and the factor

@@ -3,7 +3,7 @@
 #
 # **Samples are expensive, so we want to learn from each batch more than once. When is a sample too old?**
 #
-# *On 2 cores: 2 minutes.*
+# *On 2 cores: 20 seconds.*
 #
 # After one update the policy is a new one, and the batch was drawn by the old one. PPO and GRPO correct for this with a
 # ratio, and they stop the correction with a clip. The clip has a sign in it that many texts get wrong.

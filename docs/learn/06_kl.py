@@ -3,7 +3,7 @@
 #
 # **A reward never says everything that we want. What keeps a model from giving up all the rest for it?**
 #
-# *On 2 cores: 2 minutes.*
+# *On 2 cores: 1 minute.*
 #
 # The usual answer is a penalty on the distance from the model that we began with. The distance is the Kullback-Leibler
 # divergence, KL. It is estimated from samples, in several ways, and they are less alike than their names.
