@@ -194,7 +194,7 @@ def table() -> str:
     """All that was measured."""
     found = results()
     tables = {name: torch.tensor(found[name]["products"], dtype=torch.float64) for name in BASELINES if name in found}
-    lines = ["| baseline | tr Cov g | squared mean | noise / signal | of no baseline's | signal to noise |"]
+    lines = ["| baseline | tr Cov g | squared mean | noise / signal | relative to none | signal to noise |"]
     lines.append("|---|---|---|---|---|---|")
     for name, products in tables.items():
         noise, own = gradient_noise(products), relative_variance(products)
