@@ -172,7 +172,7 @@ def decoupled_zscore(
 ) -> Float[Tensor, "prompt group"]:
     """Each function's scores standardised in their group, then their weighted sum in units of its deviation.
 
-        z_kij = (s_kij - mean_l s_kil) / (std_l s_kil + ε)  each function by itself, over the rollouts that it scored
+        z_kij = (s_kij - mean_l s_kil) / (std_l s_kil + ε)  each function separately, over the rollouts that it scored
         S_ij  = Σ_k w_k z_kij                               A_ij = S_ij / (std_lm S_lm + ε)
 
     Liu et al. 2026 (GDPO), arXiv:2601.05242, which also subtracts the mean of S over the step: that mean is 0, as each

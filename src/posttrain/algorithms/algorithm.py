@@ -71,9 +71,9 @@ class Algorithm:
     reward_scaling: RewardScaling | None = None
     """Applied to rewards before the credit rule."""
     passes: Passes = ONE_PASS
-    """Epochs and mini-batches of a step, where the recipe leaves them to the algorithm."""
+    """Epochs and mini-batches of a step, if the recipe does not set them."""
     largest_epoch_kl: float | None = None
-    """KL to the policy that sampled, in nats per token, beyond which a step takes no further update."""
+    """KL to the sampling policy, in nats per token; beyond it a step makes no further update."""
     teacher: TeacherOptions | None = None
     """The policy whose log-probs are learned, by a term or a credit rule that needs them."""
 

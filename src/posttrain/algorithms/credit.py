@@ -1,6 +1,6 @@
 """Credit per token: from evidence about a step's rollouts to advantages, and to returns where there are values.
 
-Sampled tokens of all completions lie one after the other, group after group, as in a batch.  A given token, such as one
+Sampled tokens of all completions are concatenated, group after group, as in a batch.  A given token, such as one
 of a tool's reply, is not among them: no rule can credit it, and no length counts it.  `per_rollout` lifts a rule that
 gives one advantage to a whole completion; other rules read the token columns of the evidence.
 """
@@ -83,7 +83,7 @@ class Credit(NamedTuple):
     returns: Float64[Tensor, " token"] | None = None
     """The target of the value before each token; None for algorithms without values."""
     value_range: Float64[Tensor, " token"] | None = None
-    """How far a value may move in this step before a clipped value loss holds it; None means no limit."""
+    """How far a value may move in this step before a clipped value loss stops it; None means no limit."""
     whitening: Whitening | None = None
     """How the advantages were whitened, over the whole step; None for algorithms that do not whiten."""
 

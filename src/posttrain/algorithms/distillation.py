@@ -5,9 +5,9 @@
               for older samples log π_prox(y_t), of the policy at the start of the step, replaces log μ(y_t)
 
 x' is the teacher's prompt: x itself, or x with an answer that only the teacher sees.  Both pull in the direction of
-KL(π‖π_T) at every visited prefix; `full` has no variance from the token sampled there.  Neither counts how earlier
-tokens change which prefixes are visited, except `sampled` with horizon = completion: its expected gradient is that of
-the divergence between whole completions.  tests/laws/test_distillation.py enumerates all three.
+KL(π‖π_T) at every visited prefix; `full` has no variance from the token sampled there.  Both ignore how earlier tokens
+change which prefixes are visited, except `sampled` with horizon = completion: its expected gradient is that of the
+divergence between whole completions.  tests/laws/test_distillation.py enumerates all three.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Policy-gradient losses, one value per token, lower is better; token weights add them up to the loss of an update.
 
-Tokens of all completions lie one after the other; `rollout` says which completion each belongs to.  A completion is
+Tokens of all completions are concatenated; `rollout` says which completion each belongs to.  A completion is
 never split between two calls, since a sequence ratio needs all of its tokens.
 """
 

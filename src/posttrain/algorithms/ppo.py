@@ -1,8 +1,9 @@
 """PPO with a value head: the row of the table, its credit rule, and generalised advantage estimation (GAE).
 
-Sampled tokens of all completions lie one after the other; `rollout` says whose each is.  A token is an action, what
-comes before it a state: V_t is what was expected of the completion before token t, r_t what the token earned.  Tokens
-that were given between two sampled ones are part of the later one's state, so γλ counts once per sampled token.
+Sampled tokens of all completions are concatenated; `rollout` says which completion each belongs to.  A token is an
+action, what comes before it a state: V_t is what was expected of the completion before token t, r_t what the token
+earned.  Tokens that were given between two sampled ones are part of the later one's state, so γλ counts once per
+sampled token.
 """
 
 import math
@@ -79,8 +80,8 @@ def one_step_advantages(tokens: ValuedTokens, *, gamma: float = 1.0) -> Float[Te
 
         A_t = Q_t - V_t,   Q_t = r_t + γ V_{t+1};   for the last token Q = r
 
-    With γ = 1 and without token rewards it is the rule that courses on RLHF teach.  Least variance, and as wrong as the
-    values are.
+    With γ = 1 and without token rewards it is the rule that courses on RLHF teach.  It has the least variance, and the
+    full bias of the values.
     """
     return tokens.rewards + gamma * tokens.next_values - tokens.values
 
@@ -139,7 +140,7 @@ def whitening_of(
 ) -> Whitening:
     """Mean and deviation of the advantages of the counted tokens of the step; the mean is 0 with `centre` off.
 
-    The deviation divides by the number of tokens.  Where it is below 1e-6 advantages stay as they are: what differs is
+    The deviation divides by the number of tokens.  If it is below 1e-6, advantages are not changed: they differ only by
     rounding.
     """
     if not bool(counted.any()):
@@ -200,7 +201,7 @@ def ppo(
     Rewards are compared with the `baseline`: a critic's values, the other completions of the prompt, or nothing.
     `missing_stop_penalty` is subtracted from the reward of a completion that was cut off; with `missing_stop_cap` that
     reward is at most the least of the step's completions that stopped.  `largest_epoch_kl`, in nats per token, is the
-    KL to the policy that sampled beyond which a step takes no further update.
+    KL to the sampling policy beyond which a step makes no further update.
     """
     has_critic, in_loss = baseline == "critic", kl is not None and kl.place == "loss"
     if not has_critic:

@@ -51,7 +51,7 @@ def sigmoid(gaps: Float[Tensor, " pair"], *, beta: float) -> Float[Tensor, " pai
 
         L = -log σ(β h)        dL/dh = -β (1 - σ(β h))
 
-    Rafailov et al. 2023, arXiv:2305.18290.  log 2 where policy and reference agree; it falls for ever as h grows.
+    Rafailov et al. 2023, arXiv:2305.18290.  log 2 where policy and reference agree; it keeps falling as h grows.
     """
     return -F.logsigmoid(beta * gaps)
 
@@ -173,9 +173,9 @@ def bradley_terry(
 
         L = -log σ(r_c - r_r - m) = softplus(m - (r_c - r_r))
 
-    Scores are logits without a unit of their own; margins m >= 0, in the same, ask for a difference of at least about
-    m (Touvron et al. 2023, arXiv:2307.09288, eq. 2; m = 0 is Ouyang et al. 2022, arXiv:2203.02155, eq. 1).  Equal
-    scores and no margin give log 2.  Finite for every finite score; its slope in r_c is -σ(m - (r_c - r_r)).
+    Scores are logits without a unit; margins m >= 0, also logits, ask for a difference of at least about m (Touvron et
+    al. 2023, arXiv:2307.09288, eq. 2; m = 0 is Ouyang et al. 2022, arXiv:2203.02155, eq. 1).  Equal scores and no
+    margin give log 2.  Finite for every finite score; its slope in r_c is -σ(m - (r_c - r_r)).
     """
     return F.softplus(margins - (chosen - rejected))
 

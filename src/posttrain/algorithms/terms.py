@@ -165,7 +165,7 @@ def kl_term(term: KlTerm) -> LossTerm:
         L = ρ k,   ∇L = ρ (k ∇log π + ∇k)        DeepSeek-V3.2 (2025), arXiv:2512.02556; TRL's use_bias_correction_kl
 
     ρ = π/μ, with its gradient, if the term has an importance level, else 1.  Tokens from an older policy then estimate
-    the KL of today's.  With k1 or k3 and token ratios the slope is that of KL(π‖ref), where k3 by itself has that of
+    the KL of today's.  With k1 or k3 and token ratios the slope is that of KL(π‖ref), where plain k3 has that of
     KL(ref‖π): k3 + 1 - e⁻ˣ = x.
     """
     full, importance = term.estimator == "full", term.importance
@@ -216,7 +216,7 @@ def needs_of(terms: Iterable[LossTerm]) -> frozenset[Need]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueLossOptions(Bounded):
-    """How the value head is drawn to the returns."""
+    """How the value head is fitted to the returns."""
 
     coefficient: PositiveFloat = 1.0
     """Of ½ (V - R)²; 1 is the weight .5 of the squared error that courses have.  AdamW does not see the scale of a

@@ -1,4 +1,4 @@
-"""Whether each term of a loss reads one completion at a time; only then micro-batches leave the gradient as it is."""
+"""Whether each term of a loss reads one completion at a time; only then micro-batches do not change the gradient."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,9 +45,9 @@ class LocalityCheck:
 
 
 def require_local(term: LossTerm, view: TokenView, *, owner: str) -> None:
-    """Compare a term's losses and gradients on all completions with those on the first few alone and on the others.
+    """Compare a term's losses and gradients on all completions with those on the first few and on the others.
 
-    Numbers that torch draws meanwhile are not missed by the run.
+    torch's random state is restored, so the run draws the same numbers.
     """
     few = min(ALONE, int(view.rollout[-1]))  # so that at least one is left
     rows = [*(view.rollout == place for place in range(few)), view.rollout >= few]

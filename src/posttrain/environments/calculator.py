@@ -5,7 +5,7 @@ from fractions import Fraction
 from posttrain.rewards.parsing.arithmetic import ALPHABET, literals, postfix, value
 
 MOST_CHARACTERS = 200
-"""Longest expression.  No power is in the language, so a value has no more digits than its expression."""
+"""Longest expression.  The language has no powers, so a value has at most as many digits as its expression."""
 
 
 def calculator(expression: str) -> str:
@@ -15,7 +15,7 @@ def calculator(expression: str) -> str:
         expression: whole numbers with operators between them, such as (17 - 5) * 3
     """
     if len(expression) > MOST_CHARACTERS:
-        raise ValueError(f"the expression has {len(expression)} characters, and {MOST_CHARACTERS} are allowed")
+        raise ValueError(f"the expression has {len(expression)} characters, and at most {MOST_CHARACTERS} are allowed")
     tokens = postfix(expression)
     if tokens is None:
         raise ValueError("not an expression of whole numbers, + - * / and parentheses")
@@ -26,7 +26,7 @@ def calculator(expression: str) -> str:
 
 
 def ending_sum(said: str) -> str | None:
-    """The value of the expression that a text ends with; None where it ends with none, or with a number alone."""
+    """The value of the expression that a text ends with; None if it ends without one, or with just a number."""
     begin = len(said)
     while begin > 0 and len(said) - begin <= MOST_CHARACTERS and ALPHABET.fullmatch(said[begin - 1]):
         begin -= 1

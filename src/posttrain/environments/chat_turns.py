@@ -1,12 +1,12 @@
 """Turns as a chat template writes them: only what is new is rendered and encoded, and appended.
 
-What the policy said is not rendered again.  In its place stands a text that is found again in what the template writes:
+What the policy said is not rendered again.  A marker takes its place, which is found again in the template's output:
 
     T(messages so far, the policy's turn = MARK, the reply, the policy speaks next) = … MARK ⟨end⟩ ⟨reply⟩ ⟨opening⟩
 
-Behind MARK is the end of the policy's turn, up to and with a stop token, which was sampled; the rest is what the policy
-is given next.  Earlier ids stay whatever the template would make of them now; `template_check` says before a run
-whether that is the same.
+After MARK comes the end of the policy's turn, including a stop token, which was sampled; the policy is given the rest
+next.  Earlier ids stay, even if the template would now write them differently; `template_check` tests this before a
+run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,14 +30,14 @@ class ChatTurns(TextTurns):
     """Turns of a conversation by its tokenizer's template; a plain prompt gets text."""
 
     def __init__(self, renderer: TokenizerRenderer, stop_ids: Sequence[int], reader: CallReader | None = None) -> None:
-        """`reader` finds the calls in what was said; None where there are no tools."""
+        """`reader` finds the calls in what was said; None without tools."""
         super().__init__(renderer, stop_ids)
         self.reader = reader
         stops = {token: str(renderer.tokenizer.decode([token])) for token in stop_ids}
         self.stops = {text: token for token, text in stops.items() if text}
 
     def opened(self, prompt: Prompt, added: Said) -> Prompt:
-        """The prompt with further messages; text is added to the user's last message, where that is the last one."""
+        """The prompt with further messages; text is added to the user's last message, if that is the last one."""
         if prompt.messages is None:
             return super().opened(prompt, added)
         messages: list[Mapping[str, Any]] = [*prompt.messages]
@@ -58,12 +58,12 @@ class ChatTurns(TextTurns):
         end, behind = self.behind(history, replies[-1], prompt.id)
         stop = self.stops[end]
         tokens = self.given.tokens(end + behind, continues=False)
-        # Together, since a stop token may swallow white space behind it; unless it is one of text, and joins with more.
+        # Together, since a stop token may swallow white space after it; unless it is one of text, and joins with more.
         new = tokens[tokens.index(stop) + 1 :] if stop in tokens[:2] else self.given.tokens(behind, continues=True)
         return tuple(new if turns[-1].stopped else [stop, *new])
 
     def behind(self, history: Sequence[Mapping[str, Any]], reply: Messages, where: str) -> tuple[str, str]:
-        """The stop token that ends the policy's turn, and the text behind it, where a turn with this reply is next."""
+        """The stop token that ends the policy's turn, and the text after it, if a turn with this reply is next."""
         messages = [*history, policy_turn(MARK, reply), *self.given.cut_messages(reply)]
         _, marked, behind = self.renderer.templated(messages, where).rpartition(MARK)
         if not marked:

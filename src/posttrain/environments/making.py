@@ -35,15 +35,15 @@ class TurnSettings:
     """Stop texts by the name of the tool that answers there."""
     max_turns: int
     in_chat: bool = True
-    """Whether prompts are conversations, so that the chat template writes the turns."""
+    """Whether prompts are conversations: the chat template then writes the turns."""
     multi_turn: MultiTurn = "refuse"
-    """What to do where the chat template would rewrite earlier turns."""
+    """What to do if the chat template would rewrite earlier turns."""
 
 
 def environments_of(
     settings: TurnSettings, toolbox: Toolbox, renderer: TokenizerRenderer, stop_ids: Sequence[int], own: Own = None
 ) -> Environments | None:
-    """The environments; None where nothing replies.  `renderer` describes the toolbox in every prompt.
+    """The environments; None if nothing replies.  `renderer` describes the toolbox in every prompt.
 
     A class is made once here, so that its mistakes are known before the first step, and a server is called.
     """
@@ -99,7 +99,7 @@ def made_once(options: EnvironmentOptions, own: object = None) -> tuple[str, Cal
 
 
 def require_one(options: EnvironmentOptions, toolbox: Toolbox, own: Own) -> None:
-    """Raise UserError where more than one thing would reply, or where options have nobody to go to."""
+    """Raise UserError if more than one thing would reply, or if nothing reads the options."""
     named = {"environment.path": options.path, "environment.url": options.url, "tools": toolbox, "environment": own}
     given = [name for name, value in named.items() if value]
     if len(given) > 1:
@@ -161,7 +161,7 @@ def chat_turns(
 def tool_environments(
     settings: TurnSettings, toolbox: Toolbox, renderer: TokenizerRenderer, stop_ids: Sequence[int]
 ) -> Environments:
-    """Tools that are called in chat, or with `tools_at` asked in text."""
+    """Tools that are called in chat, or in text with `tools_at`."""
     turns: TextTurns
     notes: tuple[str, ...] = ()
     stop_texts: tuple[str, ...] = ()
@@ -205,9 +205,9 @@ def tools_by_text(tools_at: Mapping[str, str], toolbox: Toolbox) -> dict[str, An
     """The tools by their stop texts.  Raises UserError for an unknown tool, one without a text, and a text of two."""
     for name in tools_at:
         if name not in toolbox.tools:
-            raise UserError(f"tools_at.{name}: `tools` has none of that name.  {did_you_mean(name, toolbox.tools)}")
+            raise UserError(f"tools_at.{name}: `tools` has no tool of that name.  {did_you_mean(name, toolbox.tools)}")
     if idle := [name for name in toolbox.tools if name not in tools_at]:
-        raise UserError(f"tools_at: {idle[0]} has no stop text, so nothing asks it.  Add one, or remove the tool.")
+        raise UserError(f"tools_at: {idle[0]} has no stop text, so it is never called.  Add one, or remove the tool.")
     if not all(tools_at.values()) or len({*tools_at.values()}) < len(tools_at):
         raise UserError(f"tools_at = {dict(tools_at)}: give every tool another stop text, such as calculator: '='.")
     for tool in toolbox.tools.values():

@@ -58,7 +58,7 @@ class MethodTools:
         close_now(getattr(example, "close", nothing), seconds)
 
     def environments(self, of_tools: Environments, example: Any) -> Environments:
-        """The environments of tools, in which each completion calls the methods of an object to itself."""
+        """Environments in which each completion calls the methods of its own object."""
         return replace(
             of_tools,
             name=f"{self.name} with {of_tools.name}",
@@ -69,7 +69,7 @@ class MethodTools:
 
 def method_names(candidate: object) -> tuple[str, ...]:
     names = (name for name in dir(candidate) if not name.startswith("_") and name not in NOT_TOOLS)
-    # of the class: asking an object would run its properties
+    # of the class: reading attributes of an object would run its properties
     return tuple(name for name in names if callable(getattr(type(candidate), name, None)))
 
 

@@ -31,7 +31,7 @@ class OpenEnvFailure(Exception):
 
 
 class OpenEnvEnvironment:
-    """A session of a server.  Its replies are not a function of what was said, as far as we know."""
+    """A session of a server.  We assume that its replies are not a function of what was said."""
 
     reproducible = False
 
@@ -49,7 +49,7 @@ class OpenEnvEnvironment:
 
         action        the field of an action that holds what was said; empty: what was said is the action, as JSON
         observation   the field of an observation that the policy reads; empty: the only text, else all of it as JSON
-        reset         what `reset` sends besides the seed
+        reset         what `reset` sends in addition to the seed
         columns       columns of the row that `reset` sends as well
         """
         self.url, self.action, self.observation, self.seconds = url, action, observation, seconds
@@ -113,7 +113,7 @@ class OpenEnvEnvironment:
 
 
 def connected(session: ExitStack, url: str, seconds: float) -> "ClientConnection":
-    """A connection, which ends with `session`.  Raises OpenEnvFailure where the server refuses it."""
+    """A connection, which ends with `session`.  Raises OpenEnvFailure if the server refuses it."""
     from websockets.exceptions import WebSocketException
     from websockets.sync.client import connect
 
@@ -127,7 +127,7 @@ def connected(session: ExitStack, url: str, seconds: float) -> "ClientConnection
 
 
 def require_server(url: str, seconds: float) -> None:
-    """Connect once.  Raises UserError if nobody answers, or without the extra."""
+    """Connect once.  Raises UserError if the server does not answer, or without the extra."""
     try:
         with ExitStack() as session:
             connected(session, url, seconds)

@@ -1,4 +1,4 @@
-"""What replies to a policy's turns: a calculator, a game, a user who is simulated.
+"""What replies to a policy's turns: a calculator, a game, a simulated user.
 
     class Guess:
         def reset(self, row, seed):
@@ -10,7 +10,7 @@
                 return Reply("Right.\n", reward=1.0, done=True)
             return Reply("Wrong.\n")
 
-Each completion has an object to itself.
+Each completion has its own object.
 """
 
 import asyncio
@@ -53,28 +53,28 @@ class Environment(Protocol):
     """Replies to the turns of one completion.  Both methods may be `async`.
 
     Three attributes are optional.  `reproducible = False`: replies are not a function of row, seed and what was said;
-    the run then keeps them, and a resumed step reads them.  `stop_texts`: texts that end a turn, besides the stop
-    tokens, behind the token that completes one.  `close()` is called once, after the rewards have read
-    the object, or when its completion is dropped.
+    the run then keeps them, and a resumed step reads them.  `stop_texts`: texts that end a turn, like the stop tokens,
+    after the token that completes one.  `close()` is called once, after the rewards have read the object, or when its
+    completion is dropped.
     """
 
     def reset(self, row: Mapping[str, object], seed: int) -> Said | Awaitable[Said | None] | None:
-        """Begin.  Returns what is added to the prompt; None adds nothing.
+        """Start.  Returns an addition to the prompt; None adds nothing.
 
         `row` has the columns of the problem's row.  `seed` is the same for all completions of a prompt in a step, and
         so must the addition be.
         """
 
     def reply(self, said: str) -> Reply | Awaitable[Reply | None] | None:
-        """The reply to a turn; None lets the answer stand, and the completion ends."""
+        """The reply to a turn; None accepts the answer, and the completion ends."""
 
 
 def nothing() -> None:
-    """What closes where nothing is open."""
+    """Closes nothing."""
 
 
 def close_now(close: Callable[[], object], seconds: float) -> None:
-    """Call a `close` that may be async, and wait for it.  Raises TimeoutError behind the time."""
+    """Call a `close` that may be async, and wait for it.  Raises TimeoutError after the time limit."""
 
     async def closed() -> None:
         if inspect.isawaitable(closing := close()):
@@ -86,7 +86,7 @@ def close_now(close: Callable[[], object], seconds: float) -> None:
 def on_own_thread(call: Callable[[], Result], seconds: float) -> Result:
     """The result of other people's code, or what it raises; the caller, such as a notebook, may be on an event loop.
 
-    Raises TimeoutError, with where the call hangs as a note, behind the time: the thread is left behind.
+    Raises TimeoutError after the time limit, with a note that says where the call hangs; its thread is abandoned.
     """
     result: Future[Result] = Future()
 
@@ -123,7 +123,7 @@ class Environments:
     """Makes the environments of a run's completions, and says how they are used."""
 
     name: str
-    """For messages and plans."""
+    """Its name in messages and plans."""
     make: Callable[[], Environment]
     options: EnvironmentOptions
     renderer: "TurnRenderer"
@@ -131,21 +131,21 @@ class Environments:
     """Most turns of the policy in a completion."""
     stop_texts: tuple[str, ...] = ()
     only_at_stop_texts: bool = False
-    """Whether a turn that ends with a stop token, and not with a stop text, ends its completion unasked."""
+    """Whether a turn that ends with a stop token, not with a stop text, ends its completion without asking."""
     reproducible: bool = True
     notes: tuple[str, ...] = ()
     """Lines of the plan."""
     close: Callable[[], None] = nothing
-    """Ends what the environments share, such as a sandbox; called once, with the session."""
+    """Closes what the environments share, such as a sandbox; called once, with the session."""
 
 
 Own = Environments | Callable[..., Environment] | None
-"""What Python gives as `environment`: a class, a factory, or all that is known of one."""
+"""The argument `environment` in Python: a class, a factory, an `Environments` record, or None."""
 
 
 @runtime_checkable
 class TurnRenderer(Protocol):
-    """From what is said to tokens and back.  Only what is new is rendered and encoded; earlier ids stay."""
+    """From turns to tokens and back.  Only new text is rendered and encoded; earlier ids stay."""
 
     def opened(self, prompt: Prompt, added: Said) -> Prompt:
         """The prompt with what `reset` added, before anything is sampled."""
@@ -154,7 +154,7 @@ class TurnRenderer(Protocol):
         """The text of a turn, its stop token removed."""
 
     def reply_tokens(self, prompt: Prompt, turns: Sequence["SaidAndReply"]) -> tuple[int, ...]:
-        """The tokens behind the last sampled token.
+        """The tokens after the last sampled token.
 
         They are the end of the policy's last turn as the template writes it, the reply, and the beginning of the
         policy's next turn.

@@ -11,7 +11,7 @@ from posttrain.sandbox.sandboxes import Sandboxes
 
 LIMITS = Limits(cpu_seconds=2.0, output_bytes=1 << 16, most_seconds=3.0)
 MOST_CHARACTERS = 2000
-"""Output that the policy is shown; the rest is left out."""
+"""Characters of output that the policy sees; the rest is left out."""
 ENDS = {
     Exit.CPU_LIMIT: f"Error: more than {LIMITS.cpu_seconds:g} seconds of processor time",
     Exit.WALL_LIMIT: "Error: it did not end in time",
@@ -19,7 +19,7 @@ ENDS = {
     Exit.THREAD_LIMIT: "Error: too many threads",
     Exit.SIGNALLED: "Error: the program crashed",
 }
-"""What is added to the output of a program that did not end by itself."""
+"""Added to the output of a program that was ended."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +33,8 @@ class WaitingProgram:
 class SandboxedPython:
     """Programs of all completions in one sandbox, which is for one thread at a time.
 
-    The thread that has it runs the programs of all that wait, as many at once as the sandbox allows, so that a few that
-    use up their time do not make the others late.
+    The thread that holds it runs the waiting programs of all threads, as many at once as the sandbox allows, so a few
+    slow ones do not make the others late.
     """
 
     def __init__(self, options: SandboxOptions) -> None:
@@ -58,7 +58,7 @@ class SandboxedPython:
         return output_text(done)
 
     def run_waiting(self) -> None:
-        """Run all programs that wait now."""
+        """Run all programs that are waiting now."""
         batch = [self.waiting.get() for _ in range(self.waiting.qsize())]
         executions = self.sandboxes.importing().run([each.asked for each in batch])
         for each, execution in zip(batch, executions, strict=True):

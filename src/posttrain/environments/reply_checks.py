@@ -1,4 +1,4 @@
-"""Checks of what an environment returned; what they raise becomes the failure of its completion."""
+"""Checks of what an environment returned.  Their errors become the failure of its completion."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def checked_addition(returned: object) -> Reply | None:
 
 
 def checked_said(content: object) -> Said:
-    """Text, or messages that are none of the policy's."""
+    """Text, or messages other than the policy's."""
     if isinstance(content, str):
         messages, texts, said = [], [content], cast(Said, content)
     else:
@@ -48,7 +48,7 @@ def checked_said(content: object) -> Said:
         messages = [checked_message(each, f"message {number} of the reply") for number, each in enumerate(listed)]
         texts, said = [each["content"] for each in messages], tuple(messages)
     if any(each["role"] == ASSISTANT for each in messages):
-        raise ValueError(f"a reply has a message of the role {ASSISTANT}, which is the policy's.  Use another.")
+        raise ValueError(f"a reply has a message of the role {ASSISTANT}, which only the policy has.  Use another.")
     if (count := sum(map(len, texts))) > MOST_CHARACTERS:
         raise ValueError(f"a reply has {count} characters, and {MOST_CHARACTERS} are allowed.  Shorten it.")
     return said

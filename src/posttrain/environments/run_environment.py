@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 MANY_TURNS = 1_000_000
-"""As good as no limit."""
+"""Above this, the plan shows no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplySettings:
-    """What a recipe, or a caller in Python, says of who replies."""
+    """What a recipe, or a caller in Python, says about what replies."""
 
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     tools: Sequence[str | Callable[..., Any]] = ()
-    """Names as a recipe has them, or functions."""
+    """Names as in a recipe, or functions."""
     tools_at: Mapping[str, str] = field(default_factory=dict)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
     """Where the tool `python` runs programs."""
     own: "Own | MethodTools" = None
-    """A class, a factory or Environments, in place of those that the section names."""
+    """A class, a factory or Environments, in place of what the section names."""
 
     @property
     def anyone(self) -> bool:
@@ -48,11 +48,11 @@ class RunEnvironment:
     """What replies to the policy of a run."""
 
     workers: "ReplyWorkers | None" = None
-    """None where completions have one turn."""
+    """None if completions have one turn."""
     replies: bool = False
-    """Whether anything replies, at work or not."""
+    """Whether anything replies, started or not."""
     rewards: bool = False
-    """Whether replies may have a reward: those of tools have none."""
+    """Whether replies may have a reward; replies of tools have no reward."""
 
     @property
     def notes(self) -> list[str]:
@@ -68,16 +68,16 @@ class RunEnvironment:
 
 
 class RepliesOfRun:
-    """What a run's prompts are rendered with, and then what replies; nothing is imported where nothing replies."""
+    """Renders a run's prompts, then makes what replies; imports nothing if nothing replies."""
 
     def __init__(
         self, policy: Policy, settings: ReplySettings, template_options: Mapping[str, Any], opened: ExitStack
     ) -> None:
-        """All that is started is closed with `opened`."""
+        """Everything that is started is closed with `opened`."""
         self.policy, self.settings, self.opened = policy, settings, opened
         self.toolbox: Toolbox | None = None
         self.example: object = None
-        """Of objects whose methods are tools."""
+        """Makes objects whose methods are tools."""
         if settings.anyone:
             from posttrain.environments.method_tools import MethodTools, method_names
             from posttrain.environments.tools import toolbox_of
@@ -94,7 +94,7 @@ class RepliesOfRun:
         """Describes the tools in every conversation."""
 
     def unopened(self) -> RunEnvironment:
-        """For a run whose replies are known: it knows of them, and nothing is started."""
+        """For a run whose replies are known: nothing is started."""
         return RunEnvironment(replies=self.toolbox is not None, rewards=self.toolbox is not None and not self.toolbox)
 
     def open(self, prompts: Callable[[], Sequence[Prompt]]) -> RunEnvironment:

@@ -2,9 +2,8 @@
 
     T(messages up to a reply, the policy speaks next)   must begin   T(the same and one more turn with its reply, …)
 
-It does not where a template drops the thoughts of earlier turns, or begins an open turn in another way than one that
-was said.  Then ids that are only appended are not those of the same conversation rendered as a whole, which is what a
-server would send the model.
+It does not if a template drops the thoughts of earlier turns, or begins an open turn differently from a finished one.
+Then the appended ids differ from those of the whole conversation, which is what a server would send the model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,9 +34,9 @@ class Round:
 
 
 def rounds(turns: ChatTurns, tools: Sequence[Mapping[str, Any]], opened: str) -> Iterator[Round]:
-    """Every kind of turn that the template may be given: plain ones or calls, with and without thoughts.
+    """Every kind of turn that the template may get: plain ones or calls, with and without thoughts.
 
-    A template that opens the policy's turn with <think> has none without.
+    If the template opens the policy's turn with <think>, every turn has thoughts.
     """
     thoughts = f"{THINK}\n{THOUGHT}\n{END_THINK}\n\n"
     thinks = ("", thoughts) if END_THINK in turns.renderer.template else ("",)
@@ -58,7 +57,7 @@ def rounds(turns: ChatTurns, tools: Sequence[Mapping[str, Any]], opened: str) ->
 def rewritten_turn(turns: ChatTurns, tools: Sequence[Mapping[str, Any]] = ()) -> str:
     """How the template rewrites a turn; empty if it writes turns one by one as the whole.
 
-    Raises UserError where it writes calls in a way that is not read back.
+    Raises UserError if it writes calls in a way that cannot be read back.
     """
     question = {"role": USER, "content": QUESTION}
     opened = turns.renderer.templated([question], WHERE)

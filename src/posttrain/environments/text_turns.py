@@ -1,4 +1,4 @@
-"""Turns that are written one behind the other as text, without a template."""
+"""Turns that are written one after the other as text, without a template."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,14 +12,14 @@ from posttrain.records import Prompt
 
 
 class TextTurns:
-    """Replies as text behind what was said: for plain prompts, and for tools that answer in place."""
+    """Replies as text after what was said: for plain prompts, and for tools that answer in place."""
 
     def __init__(self, renderer: TokenizerRenderer, stop_ids: Sequence[int]) -> None:
         self.renderer, self.stop_ids = renderer, frozenset(stop_ids)
         self.given = GivenText(renderer.tokenizer)
 
     def opened(self, prompt: Prompt, added: Said) -> Prompt:
-        """The prompt with a text behind it, before the beginning of the answer."""
+        """The prompt with a text added before the beginning of the answer."""
         text = prompt.text.removesuffix(prompt.prefill) + self.given.cut(require_text(added, prompt.id))
         rendered = self.renderer.render(text, id=prompt.id, prefill=prompt.prefill, columns=prompt.columns)
         return opened_prompt(self.given, prompt, rendered, self.renderer.prefix)

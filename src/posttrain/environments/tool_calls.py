@@ -1,8 +1,8 @@
 """Reads the calls of tools in what a policy said.  The text is hostile: any length, any nesting, any name.
 
-The tokenizer's `response_template` says how a model writes calls, where it has one.  Else a call is a JSON object with
-`name` and `arguments` between <tool_call> and </tool_call>.  A call that cannot be read is one that failed, with the
-reason, so that the policy is told.
+The tokenizer's `response_template`, if there is one, says how a model writes calls.  Else a call is a JSON object with
+`name` and `arguments` between <tool_call> and </tool_call>.  A call that cannot be read counts as failed, with a reason
+that the policy reads.
 """
 
 import json
@@ -16,7 +16,7 @@ from posttrain.models.messages import ASSISTANT
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MAX_CALLS = 16
-"""Calls of a turn that are made.  One more is found, and the reply says that there are too many."""
+"""Most calls that are made in a turn.  If there are more, the reply says so."""
 MAX_CALL_CHARACTERS = 50_000
 """Longest call that is read; with a response template, longest turn."""
 UNREAD = "unreadable"

@@ -1,7 +1,7 @@
-"""Environments made of tools: called in chat, or asked at a stop text and answered in place.
+"""Environments made of tools: called in chat, or at a stop text and answered in place.
 
-What a tool raises is an answer that says so.  A RunError says that the tool itself is broken, such as a lost sandbox:
-it ends the completion as failed.
+If a tool raises, its answer says so.  A RunError means that the tool itself is broken (a lost sandbox, say): the
+completion ends as failed.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from posttrain.turns import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """What a call gave, as text for the policy."""
+    """The result of a call, as text for the policy."""
 
     text: str
     failed: bool = False
@@ -30,7 +30,7 @@ class ToolAnswer:
 
 @contextmanager
 def failures_told() -> Iterator[None]:
-    """Makes what a tool raises a failure that the policy is told of."""
+    """Turns a tool's exception into a failure that the policy reads."""
     try:
         yield
     except (RunError, CallFailed):
@@ -58,7 +58,7 @@ async def answer_async(call: Callable[[], Awaitable[object]]) -> ToolAnswer:
 async def beside(call: Callable[[], ToolAnswer]) -> ToolAnswer:
     """Its answer, from a daemon thread: one that never returns must not keep the process from ending."""
     done: Future[ToolAnswer] = Future()
-    done.set_running_or_notify_cancel()  # whoever waits may leave, and the call goes on
+    done.set_running_or_notify_cancel()  # the caller may leave while the call continues
 
     def called() -> None:
         try:
@@ -73,7 +73,7 @@ async def beside(call: Callable[[], ToolAnswer]) -> ToolAnswer:
 class CalledTools:
     """Makes the calls of a turn in their order, and replies with a message for each.
 
-    A turn without a call stands.
+    A turn without a call is the answer.
     """
 
     def __init__(self, tools: Mapping[str, Tool], reader: CallReader) -> None:
@@ -91,7 +91,7 @@ class CalledTools:
         return self.replied(calls, [answer(partial(self.made, call)) for call in calls[:MAX_CALLS]])
 
     async def reply_async(self, calls: list[ReadCall]) -> Reply:
-        """On an event loop, which tools that are not async do not hold up."""
+        """On an event loop, which tools that are not async do not block."""
         answers = []
         for call in calls[:MAX_CALLS]:
             made = partial(self.made, call)
@@ -119,10 +119,10 @@ class CalledTools:
 
 
 class ToolsInText:
-    """Writes a tool's answer behind its stop text, and the policy goes on in the same text.
+    """Writes a tool's answer after its stop text, and the policy continues in the same text.
 
-    A tool is asked with what was said since the last line break or reply.  Where it fails, or has no answer (None),
-    nothing is written.
+    A tool reads what was said since the last line break or reply.  If it fails, or has no answer (None), nothing is
+    written.
     """
 
     def __init__(self, tools_at: Mapping[str, Tool]) -> None:
@@ -133,7 +133,7 @@ class ToolsInText:
         """Nothing is added."""
 
     def reply(self, said: str) -> Reply | Awaitable[Reply]:
-        # A token may hold more than the stop text, such as "= "; behind it nothing can be written.
+        # A token may hold more than the stop text, such as "= "; nothing can be written after it.
         stop = next((stop for stop in self.tools_at if said.endswith(stop)), None)
         if stop is None:
             return Reply("")

@@ -7,7 +7,7 @@
             city: its English name
         \"\"\"
 
-The description that the chat template writes is made of the hints and the docstring, as transformers makes it.
+The description for the chat template is made from the hints and the docstring, as in transformers.
 Arguments are checked by their types before a call.  A tool may be `async`; `reproducible = False` on the function says
 that the same call may have another answer, such as that of a search engine.
 """
@@ -39,7 +39,7 @@ class Tool:
     name: str
     call: Callable[..., Any]
     description: Mapping[str, Any]
-    """What the chat template writes of it: name, meaning and the JSON schema of its arguments."""
+    """Its description for the chat template: name, meaning and the JSON schema of its arguments."""
     in_text: Callable[[str], Any] | None = None
     """Answers at a stop text from the text before it; None for the call with that text as its required argument."""
 
@@ -65,7 +65,7 @@ class Toolbox:
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
     close: Callable[[], None] = nothing
-    """Ends the sandbox of `python`."""
+    """Closes the sandbox of `python`."""
 
     def __bool__(self) -> bool:
         return bool(self.tools)
@@ -130,7 +130,7 @@ def tool_of(function: Callable[..., Any], where: str, *, in_text: Callable[[str]
 
 
 def require_by_name(function: Callable[..., Any], where: str) -> None:
-    """Refuse a function that no call can give its arguments to, or whose value is no answer."""
+    """Reject a function whose arguments no call can give, or whose result is not an answer."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UserError(f"tools: {where} yields.  Return its whole answer.")
     for each in inspect.signature(function).parameters.values():
@@ -151,7 +151,7 @@ def arguments_of(tools: Mapping[str, Tool], call: ReadCall) -> dict[str, Any]:
 
 
 def answer_text(value: object) -> str:
-    """The value of a tool as text: JSON if it is no text, and its beginning if it is long."""
+    """A tool's result as text: JSON if it is not text, and only its beginning if it is long."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     if len(text) <= MOST_CHARACTERS:
         return text

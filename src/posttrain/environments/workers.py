@@ -1,9 +1,9 @@
 """Threads on which environments reply, each reply with a deadline, and an event loop for those with async methods.
 
-What an environment does is other people's code: it may raise, return anything, be late or never return.  All of that is
-an `Exchange` with a failure; a thread that never returns is left behind and replaced.
+An environment is other people's code: it may raise, return anything, be late or never return.  Each of these becomes an
+`Exchange` with a failure; a thread that never returns is abandoned and replaced.
 
-An environment is closed once: when its completion was graded or dropped, and no call of it is under way.
+An environment is closed once: when its completion was graded or dropped, and it has no running call.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ from posttrain.errors import RunError
 from posttrain.records import Group
 
 GRACE_SECONDS = 0.25
-"""How long a reply is waited for behind its deadline, so that an event loop can end it."""
+"""Extra wait after a reply's deadline, so that an event loop can end it."""
 CLOSING_SECONDS = 1.0
 """How long the end of a session waits for the next environment to close."""
 LOOK_SECONDS = 0.1
-"""How often late replies are looked for."""
+"""How often late replies are checked for."""
 
 Place = TypeVar("Place")
 
@@ -48,7 +48,7 @@ class Exchange:
 
     said: str = ""
     reply: Reply | None = None
-    """None lets the answer stand; for `reset`, it adds nothing to the prompt."""
+    """None accepts the answer; for `reset`, it adds nothing to the prompt."""
     failure: str = ""
     """The traceback of an environment that failed."""
     seconds: float = 0.0
@@ -75,9 +75,9 @@ class LiveEnvironment:
     made: Environment | None = None
     """None until it is made."""
     num_calls: int = 0
-    """Under way; a late one may outlive its completion."""
+    """Running calls; a late one may outlive its completion."""
     is_over: bool = False
-    """Whether nobody asks or reads it any more."""
+    """Whether it is no longer called or read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -132,9 +132,9 @@ class ReplyWorkers:
         return live.made
 
     def end(self, lives: Sequence[LiveEnvironment]) -> None:
-        """Nobody asks or reads these any more: close each as soon as no call of it is under way.
+        """These are no longer called or read: close each as soon as it has no running call.
 
-        A call that has not begun is left out.  Nobody waits for a `close`, so its failure is a warning.
+        A call that has not started is skipped.  No caller waits for a `close`, so its failure is a warning.
         """
         with self._lock:
             for live in lives:
@@ -163,7 +163,7 @@ class ReplyWorkers:
                     self._start_thread()
 
     def close(self) -> None:
-        """Close the environments that are left; there are no further replies.  Closing twice does nothing.
+        """Close the remaining environments; there are no further replies.  Closing twice does nothing.
 
         Async calls are cancelled once no `close` is under way.  An environment whose call has not returned a second
         after the last `close` is left to that call: a warning counts those.
@@ -197,7 +197,7 @@ class ReplyWorkers:
     def require_open(self) -> None:
         """Raises RunError after the session has ended, as in a thread that outlives it."""
         if self._closed:
-            raise RunError(f"environment {self.environments.name}: its session has ended, so nothing replies any more.")
+            raise RunError(f"environment {self.environments.name}: its session has ended, so it no longer replies.")
 
     def __enter__(self) -> Self:
         return self
@@ -276,7 +276,7 @@ class ReplyWorkers:
     def _ask_closes(self, lives: Sequence[LiveEnvironment]) -> list[LiveEnvironment]:
         """Ask for the `close` of those that are due, each once; returns those that the session no longer closes.
 
-        Called under the lock, so that no `close` is queued behind the end of the threads.
+        Called under the lock, so that no `close` is queued after the end of the threads.
         """
         over = [live for live in lives if live.is_over and not live.num_calls]
         due = [live for live in over if self._alive.pop(id(live.made), None) is not None]
@@ -332,7 +332,7 @@ def cancel_tasks(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
 
 
 async def end_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what is under way and stop, after a second at most."""
+    """Cancel running calls and stop, after a second at most."""
     if others := cancel_tasks(loop):
         await asyncio.wait(others, timeout=CLOSING_SECONDS)
     loop.stop()

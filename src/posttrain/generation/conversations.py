@@ -1,7 +1,7 @@
-"""Completions of several turns: the policy says something, its environment replies, and the policy goes on.
+"""Completions of several turns: the policy says something, its environment replies, and the policy continues.
 
-A turn ends with a stop token or a stop text.  Its environment is then asked on another thread, and the row is parked:
-the others decode on.  A reply's tokens are appended to those that are there, and no token is ever made anew.
+A turn ends with a stop token or a stop text.  Its environment is then asked on another thread, and the row is parked
+while the others continue.  A reply's tokens are appended to the existing ones, and no text is ever tokenised again.
 """
 
 import math
@@ -32,9 +32,9 @@ from posttrain.generation.request import Continuation, GroupRequest, Sampled, St
 from posttrain.records import Finish, Group, Prompt
 
 LOOK_SECONDS = 0.005
-"""How long completions are waited for at a time while replies are open."""
+"""Longest single wait for completions while replies are open."""
 PARKED_SECONDS = 1.0
-"""The same for replies where nothing is left to decode."""
+"""The same for replies when no row is being decoded."""
 
 
 def sample_conversations(
@@ -46,9 +46,9 @@ def sample_conversations(
     advance: Advance = lambda count: None,
     look_seconds: float | None = None,
 ) -> list[Group]:
-    """`sample_groups` whose completions have several turns, each with an environment of its own; without, the same.
+    """`sample_groups` for completions of several turns, each with its own environment, if there is one.
 
-    Raises RunError above `max_failures`, and UserError where `reset` adds different things to the prompt of a group.
+    Raises RunError above `max_failures`, and UserError if `reset` adds different things to the prompt of a group.
     """
     if workers is None:
         return sample_groups(engine, prompts, request, advance=advance, look_seconds=look_seconds)
@@ -89,7 +89,7 @@ class Conversations:
                 self._begin(group.members[-1], () if known is None else known[number])
 
     def take(self, seconds: float | None = None) -> int:
-        """Go on until completions have ended, and return how many; 0 if none has in `seconds`.
+        """Continue until completions have ended, and return how many; 0 if none has ended in `seconds`.
 
         Without `seconds` each completion may take as long as the engine's patience, and each reply its own seconds.
         """
@@ -105,7 +105,7 @@ class Conversations:
         return [group.ended() for group in self._groups]
 
     def close(self) -> None:
-        """Close the environments of all completions if some have not ended, as after an error: nobody gets them."""
+        """Close the environments of all completions if some have not ended, as after an error: no caller gets them."""
         if self.num_open:
             self.workers.end([member.live for group in self._groups for member in group.members])
 
@@ -127,7 +127,7 @@ class Conversations:
         return known
 
     def _read_answers(self, seconds: float) -> None:
-        """Let conversations whose replies have come go on; wait for a reply only if nothing is being sampled."""
+        """Continue conversations whose replies have arrived; wait for a reply only if nothing is being sampled."""
         known, self._known = self._known, []
         replies = self._asking.answered(0 if self._sampled or known else seconds)
         for conversation, exchange in known + replies:
@@ -160,7 +160,7 @@ class Conversations:
         said = self._said(conversation)
         if self._answer_is_known(conversation, said):
             return None
-        if conversation.environment is None:  # the journal is of other turns: begin anew
+        if conversation.environment is None:  # the journal has other turns: start again
             self.sampling.release([sampled])
             group, place = conversation.group, conversation.group.members.index(conversation)
             group.members[place] = OpenRollout(group=group, sample=conversation.sample)
@@ -186,14 +186,14 @@ class Conversations:
         room = require_room_for(group.prompt, self.engine)
         for member in group.members:
             if member.asked is not None or member.rollout is not None:
-                continue  # only one that began anew is to be started
+                continue  # only one that starts again has to be opened
             if member.failure:
                 self._end(member, Finish.FAILED)
             else:
                 self._sample(member, group.prompt.tokens, min(self.request.max_completion_tokens, room))
 
     def _replied(self, conversation: OpenRollout, exchange: Exchange) -> None:
-        """Go on behind the reply, or end."""
+        """Continue after the reply, or end."""
         reply, prompt = exchange.reply, conversation.group.prompt
         if exchange.failure:
             return self._end(conversation, Finish.FAILED)
@@ -231,13 +231,13 @@ class Conversations:
         self.sampling.release(conversation.pieces[-1:])
         group, key = conversation.group, self.request.key
         if finish.failed:
-            self.workers.end([conversation.live])  # nobody grades it
+            self.workers.end([conversation.live])  # it will not be graded
             self._failures[failure_name(key, group.prompt, *conversation.place)] = conversation.failure
             asked_so_far = (self.request.first_draw + len(self._groups)) * self.request.group_size
             require_few_failures(self.workers, self._failures, asked_so_far)
         if self.journal is not None and group.has_ended:
             self.journal.put(key.purpose, key.step, group.draw, [tuple(each.exchanges) for each in group.members])
-        self.num_open -= 1  # last: `close` must know that an error above leaves completions that nobody gets
+        self.num_open -= 1  # last: `close` must know that an error above leaves completions that no caller gets
 
 
 def require_few_failures(workers: ReplyWorkers, failures: Mapping[str, str], num_completions: int) -> None:

@@ -1,6 +1,6 @@
 """Sampling through the decoder of the shared-prompt forward pass.
 
-On a GPU, steps have fixed shapes, which it replays as one graph instead of launching every operation anew.  A step is
+On a GPU, steps have fixed shapes, which are replayed as one graph instead of launching every operation.  A step is
 padded to a power of two of rows and to a multiple of `GRAPH_BLOCK` cached tokens, its inputs are copied to fixed
 addresses, and each shape is captured once.  Weights, cache and inputs keep their addresses from rollout to rollout.  On
 a CPU the same padded step runs without capture, which is how the tests reach it.
@@ -38,12 +38,12 @@ class KeyValueSlots:
         self.lengths = torch.zeros(0, dtype=torch.long)
         """Tokens that each row holds."""
         self.layers: list[Tensor] = []
-        """All that is allocated, unused rows and columns included: of each layer [two row kv_heads capacity width].
+        """All allocated storage, unused rows and columns included, [two row kv_heads capacity width] for each layer.
 
-        The list object stays when room grows, so that nobody holds an outgrown layer.
+        The list object stays the same when room grows, so no caller holds an old layer.
         """
         self.times_moved = 0
-        """How often storage was reallocated; between two of those every layer stays at its address."""
+        """How often storage was reallocated; between two reallocations every layer stays at its address."""
         self._width = 0  # of a step: the longest row with the token being written, rounded up
 
     @property
@@ -52,7 +52,7 @@ class KeyValueSlots:
 
     @property
     def room(self) -> tuple[int, int]:
-        """Rows, and tokens of each, that are allocated."""
+        """Allocated rows, and tokens of each."""
         return (self.layers[0].shape[1], self.layers[0].shape[3]) if self.layers else (0, 0)
 
     def clear(self) -> None:
@@ -116,7 +116,7 @@ class KeyValueSlots:
             return
         rows = max(self.num_rows, min(old_rows, 2 * self.num_rows))
         capacity = (time + self._block - 1) // self._block * self._block
-        if self._round_rows:  # room that is never given back comes to stay at one address
+        if self._round_rows:  # room that is never given back stays at one address after a while
             rows, capacity = max(power_of_two(self.num_rows), old_rows), max(capacity, old_capacity)
         kept, seen = min(rows, old_rows), min(capacity, old_capacity)
         for index, old in enumerate(self.layers):
@@ -246,7 +246,7 @@ class StaticSteps(DecoderSteps):
         self._steps = {key: step for key, step in self._steps.items() if key[0] in first}
 
     def slots(self) -> KeyValueSlots:
-        """An emptied cache: that of an earlier sampling, unless it is still in use."""
+        """An empty cache: that of an earlier sampling, unless it is still in use."""
         if self._in_use == len(self._slots):
             self._slots.append(KeyValueSlots(block=GRAPH_BLOCK, round_rows=True))
         slots = self._slots[self._in_use]

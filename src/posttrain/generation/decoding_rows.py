@@ -1,4 +1,4 @@
-"""The rows that are being decoded side by side, one token each at a time, and the forward passes that they need."""
+"""The rows that are decoded together, one token each at a time, and the forward passes that they need."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -28,7 +28,7 @@ class PendingPrefix:
     prefilled: PrefilledPrompts
     row: int
     length: int
-    """Its tokens; those of a continuation's prefix behind them go through the model one at a step."""
+    """Its tokens; further tokens of a continuation's prefix go through the model one per step."""
     waiting: deque[Continuation]
 
 
@@ -41,7 +41,7 @@ class KeptRow:
     length: int
     """Tokens in the cache: all but the last, which has predicted nothing yet."""
     prefilled: int
-    """How many of them one prefill computed; the others went through the model one at a step."""
+    """How many of them one prefill computed; the others went through the model one per step."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Member:
     """(version, tokens): what earlier weights sampled of it."""
 
     def spans(self, version: int, length: int) -> list[tuple[int, int]]:
-        """The versions behind its `length` tokens, of which `version` sampled the last ones."""
+        """The weights' versions for its `length` tokens; `version` sampled the last ones."""
         rest = length - sum(count for _, count in self.versions)
         return [*self.versions, *([(version, rest)] if rest else [])]
 
@@ -107,7 +107,7 @@ class Columns:
         return self.tokens.shape[1]
 
     def add(self, limit: Int64[Tensor, " new"], uniforms: Float64[Tensor, "new position"]) -> "Columns":
-        """These rows and new ones behind them, which have no token yet, with room for their tokens."""
+        """These rows, followed by new ones that have no token yet, with room for their tokens."""
         new, more = {"limit": limit, "uniforms": uniforms}, uniforms.shape[1] - self.width
 
         def extended(name: str, values: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Columns:
 
 
 class Rows:
-    """The rows being decoded side by side."""
+    """The rows being decoded together."""
 
     def __init__(self, policy: Policy, steps: Steps, request: Request, *, weights_version: int) -> None:
         self.policy, self.steps, self.request = policy, steps, request
@@ -168,7 +168,7 @@ class Rows:
             self._sample(logits, torch.tensor(ready, device=device) + before)
 
     def resume(self, rows: Sequence[tuple[KeptRow, Continuation]]) -> None:
-        """Put kept rows back.  The tokens behind a cache go through the model one at a step, with all other rows."""
+        """Put kept rows back.  The tokens after a cache go through the model one per step, with all other rows."""
         for kept, _ in rows:
             self.slots.add(kept.cached, torch.tensor([kept.length], device=self.policy.device))
         self._add([Member(each, list(reversed(each.prefix[kept.length :])), kept.prefilled) for kept, each in rows])
@@ -188,7 +188,7 @@ class Rows:
         self.members += members
 
     def reload(self, version: int) -> None:
-        """Go on with other weights: what is cached of every row is computed anew from its tokens."""
+        """Continue with other weights: every row's cache is computed again from its tokens."""
         none = torch.zeros(0, dtype=torch.long, device=self.policy.device)
         self.slots.move(none, none, 0)
         counts, sampled = self.columns.count.tolist(), self.columns.tokens.tolist()
@@ -212,7 +212,7 @@ class Rows:
         self.slots.add(prefilled.cached, prefilled.lengths)
 
     def decode(self) -> None:
-        """One more token through every row; sampled where the row has no more given ones."""
+        """One more token for every row; sampled if the row has no more given tokens."""
         columns = self.columns
         rows = torch.arange(self.num_rows, device=columns.count.device)
         if isinstance(self.steps, DrawingSteps) and self.steps.draws(self.request):
@@ -294,7 +294,7 @@ class Rows:
             self._retire(rows[done], stopped[done], None if by_text is None else by_text[done])
 
     def _ends_in_stop_text(self, rows: Int64[Tensor, " row"]) -> Bool[Tensor, " row"]:
-        """Which rows have just completed a stop text: it is looked for in the last tokens, then in the whole.
+        """Which rows have just completed a stop text: the last tokens are searched, then the whole text.
 
         A token is a byte at least, so a text has no more tokens than bytes; three more may begin inside a character.
         """
@@ -316,7 +316,7 @@ class Rows:
     def _may_complete_text(self, token: int) -> bool:
         """Whether a stop text may end in this token: it has the last character of one, or part of a character.
 
-        A tokenizer may drop spaces at the ends of a text, so every token may complete a stop text that ends in one.
+        A tokenizer may drop spaces at the end of a text, so every token may complete a stop text that ends in a space.
         """
         known = self._may_complete.get(token)
         if known is None:

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Sampling(Protocol):
-    """Completions under way, all of one request; a context manager.  Continuations may be put at any time."""
+    """Completions in progress, all of one request; a context manager.  Continuations may be put at any time."""
 
     def put(self, continuations: Sequence[Continuation]) -> None:
-        """Sample these as well.  Of the streams of one key, a pair of draw and sample is open once at a time.
+        """Sample these as well.  A pair of draw and sample of one stream key may be open only once at a time.
 
-        Raises UserError where one leaves no room in the model's context.
+        Raises UserError if one leaves no room in the model's context.
         """
 
     def take(self, seconds: float) -> list[Sampled]:
-        """Completions that are done and were not taken before, at least one.
+        """Completions that are done and not yet taken, at least one.
 
         Raises SamplingTimeout if none is done in this time; another `take` may follow.  Raises RunError on non-finite
         logits.
@@ -74,7 +74,7 @@ class Engine(Protocol):
 
     @property
     def logprob_gap(self) -> float | None:
-        """Largest allowed difference between its log-prob of a token and the trainer's, in nats.
+        """Largest allowed difference between its log-prob for a token and the trainer's, in nats.
 
         None allows what rounding explains for an engine that is reproducible, and 0.1 for others.
         """
@@ -85,7 +85,7 @@ class Engine(Protocol):
 
     @property
     def patience_seconds(self) -> float:
-        """How long a run waits for a completion before it fails; infinite where nothing can hang."""
+        """How long a run waits for a completion before it fails; infinite if nothing can hang."""
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -101,12 +101,12 @@ class Engine(Protocol):
 
     @property
     def weights_version(self) -> int:
-        """The version that was loaded last: the number of optimiser updates behind the weights."""
+        """The version that was loaded last: the number of optimiser updates of the weights."""
 
     def load(self, weights: "ExportedWeights", version: int) -> None:
         """Sample from these weights from now on.  They change after the call: read them before it returns.
 
-        Completions under way go on with them from their next token, and what is cached is computed anew.
+        Completions in progress continue with them from their next token, and caches are computed again.
         """
 
     def open(self, request: Request) -> Sampling:
@@ -124,7 +124,7 @@ class EngineElsewhere(Engine, Protocol):
         """Lines for a run's plan."""
 
     def close(self) -> None:
-        """End what it holds; closing twice does nothing."""
+        """Free its resources; closing twice does nothing."""
 
 
 def close_engine(engine: Engine | None) -> None:
@@ -133,7 +133,7 @@ def close_engine(engine: Engine | None) -> None:
 
 
 def engine_name(engine: Engine) -> str:
-    """The class of an engine, for messages; of one that passes its calls on to another, that one's."""
+    """The class of an engine, for messages.  A wrapper gives the class of the engine that it wraps."""
     return type(getattr(engine, "passes_on_to", engine)).__name__
 
 
@@ -188,9 +188,8 @@ def sample_groups(
 ) -> list[Group]:
     """A group of `group_size` completions for each prompt, in the order of the prompts.
 
-    With `look_seconds`, `advance` is also called with 0 each time no completion was done in that time.
-    Raises UserError where a prompt leaves no room in the model's context, and RunError where an engine's answer is
-    unsound.
+    With `look_seconds`, `advance` is also called with 0 whenever no completion is done in that time.
+    Raises UserError if a prompt leaves no room in the model's context, and RunError if an engine's answer is invalid.
     """
     rooms = [require_room_for(prompt, engine) for prompt in prompts]
     continuations = [
@@ -241,7 +240,7 @@ def sample_all(
 
 
 def opened(engine: Engine, request: Request) -> Sampling:
-    """A sampling of an engine.  Raises UserError where it cannot suppress tokens and the request does."""
+    """Opens a sampling.  Raises UserError if the request suppresses tokens and the engine cannot."""
     if request.suppressed and not engine.suppresses:
         raise UserError(f"engine {engine_name(engine)}: it cannot suppress tokens.  Use the in-process engine.")
     return engine.open(request)
@@ -250,11 +249,11 @@ def opened(engine: Engine, request: Request) -> Sampling:
 def take_checked(
     sampling: Sampling, engine: Engine, look_seconds: float | None = None, oldest: int | None = None
 ) -> list[Sampled]:
-    """The next completions, checked; none where none was done in `look_seconds`.
+    """The next completions, checked; empty if none was done in `look_seconds`.
 
     Without `look_seconds` it waits as long as the engine's patience and then raises SamplingTimeout.  `oldest` is the
     version of the weights when they were put; None is the one that was loaded last.  Raises RunError, which names
-    engine, prompt and sample, where a completion is unsound.
+    engine, prompt and sample, if a completion is invalid.
     """
     try:
         done = sampling.take(engine.patience_seconds if look_seconds is None else look_seconds)
@@ -272,7 +271,7 @@ def take_checked(
 
 
 def require_alternatives(engine: Engine, sampled: Sampled, request: Request) -> None:
-    """Raises RunError where the request keeps alternatives and the engine returned too few."""
+    """Raises RunError if the request keeps alternatives and the engine returned too few."""
     num_kept = len(sampled.alternatives or ())
     if request.keep_alternatives and num_kept != len(sampled.tokens):
         counts = f"alternatives of {num_kept} tokens for {len(sampled.tokens)} tokens"
@@ -284,7 +283,7 @@ def named(engine: Engine, sampled: Sampled) -> str:
 
 
 def sampled_fault(sampled: Sampled, engine: Engine, oldest: int | None = None) -> str | None:
-    """The fault of a completion in its length, its end, its log-probs or its weights; None where it is sound."""
+    """What is wrong with a completion's length, end, log-probs or weights; None if it is valid."""
     num_tokens, logprobs, cut = len(sampled.tokens), sampled.logprobs, sampled.cut_logprobs
     limit, version = sampled.continuation.limit, engine.weights_version
     if not 1 <= num_tokens <= limit:

@@ -29,7 +29,7 @@ Messages = Sequence[Mapping[str, object]]
 
 NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 MAX_ROWS = 256
-"""Completions decoded side by side."""
+"""Completions decoded together."""
 
 
 def generate(

@@ -1,14 +1,14 @@
-"""The in-process sampler: many completions side by side, from the trainer's own weights.
+"""The in-process sampler: many completions at once, from the trainer's own weights.
 
 Each prefix is prefilled once.  A row that finishes leaves the batch at once and a waiting one takes its place.  A
 completion is a function of its prefix, the weights and its stream of uniform numbers: other continuations, their order,
 the time of `put` and `max_rows` change nothing.
 
-Weights may be loaded while completions are under way: each goes on with the new weights from its next token, and all
-that is cached is computed anew.
+Weights may be loaded while completions are in progress: each continues with the new weights from its next token, and
+all caches are computed again.
 
-Where the request keeps caches, a continuation of a result reuses its cache: given tokens behind it go through the model
-one a step, with the other rows.  If they are too many (`GIVEN_SHARE`), all is prefilled again.
+If the request keeps caches, a continuation of a result reuses its cache: the given tokens that follow go through the
+model one per step, with the other rows.  If they are too many (`GIVEN_SHARE`), all is prefilled again.
 """
 
 import math
@@ -36,7 +36,7 @@ from posttrain.models.policy import Policy
 from posttrain.models.sharding import sharded_forward
 
 REFILL_SHARE = 4
-"""Waiting rows are let in once one row in this many is free."""
+"""Waiting rows start once one row in this many is free."""
 GIVEN_SHARE = 2
 """A cache is reused for given tokens if it holds at least this many times as many."""
 
@@ -62,7 +62,7 @@ class InProcessEngine:
     def load(self, weights: ExportedWeights, version: int) -> None:
         """Note the version: the weights are the trainer's own.  Open samplings read them now, later ones when opened.
 
-        Between a change of the weights and this call nothing may be sampled.
+        Do not sample between a change of the weights and this call.
         """
         self.weights_version = version
         if self._open and self._steps is not None:
@@ -71,7 +71,7 @@ class InProcessEngine:
                 sampling.reload()
 
     def open(self, request: Request) -> "InProcessSampling":
-        """Start sampling from the weights as they are now; several samplings may be open, each with its own cache."""
+        """Start sampling from the current weights; several samplings may be open, each with its own cache."""
         self.policy.require_as_made()
         if self._steps is None:
             self._steps = steps_for(self.policy)
@@ -81,7 +81,7 @@ class InProcessEngine:
         return self._open[-1]
 
     def forget(self, sampling: "InProcessSampling") -> None:
-        """Called by a sampling that closes; with the last one goes what only samplings need."""
+        """Called by a sampling that closes; the last one frees what only samplings need."""
         self._open.remove(sampling)
         if not self._open and self._steps is not None:
             self._steps.release()
@@ -157,7 +157,7 @@ class InProcessSampling(Sampling):
 
     @torch.inference_mode()
     def tokens_after(self, seen: Mapping[int, int]) -> dict[int, list[SampledToken]]:
-        """New tokens of rows that are being decoded: those after the first `seen`, by the `id` of their continuation.
+        """New tokens of rows that are being decoded, after the first `seen`, by the `id` of their continuation.
 
         Raises RunError on non-finite logits.
         """
@@ -188,7 +188,7 @@ class InProcessSampling(Sampling):
 
     @torch.inference_mode()
     def drop(self, continuations: Sequence[Continuation]) -> None:
-        """End these, the very objects that were put, without a result, and free what is kept of them."""
+        """End these continuations (the same objects that were put) without a result, and free their caches."""
         for each in continuations:
             self._forget(place_of(each))
         numbers = {id(each) for each in continuations}
@@ -209,7 +209,7 @@ class InProcessSampling(Sampling):
 
     @torch.inference_mode()
     def reload(self) -> None:
-        """Go on with the weights that were loaded just now."""
+        """Continue with the weights that were just loaded."""
         started = [(item.waiting[0].prefix, item.waiting) for item in self.pending]
         continued = [(each.prefix, deque([each])) for _, each in self.continuing]
         self.waiting.extendleft(reversed([*started, *continued]))
@@ -223,7 +223,7 @@ class InProcessSampling(Sampling):
             self.engine.forget(self)
             for held in (self.waiting, self.pending, self.continuing, self.kept, self.freed):
                 held.clear()
-            del self.rows  # with the caches of what was under way
+            del self.rows  # with the caches of rows in progress
 
     def _forget(self, place: Place) -> None:
         self.kept.pop(place, None)
@@ -286,7 +286,7 @@ def place_of(continuation: Continuation) -> Place:
 def steps_for(policy: Policy) -> Steps:
     """Steps through the policy's kind of forward pass; those of the shared-prompt one are captured on CUDA.
 
-    Not of a sharded model: its frozen weights are at another address each time that they are gathered.
+    A sharded model is not captured: its frozen weights change address each time they are gathered.
     """
     if not isinstance(policy.forward, SharedPromptForward):
         return ModelSteps(policy) if policy.cache_refusal is None else RecomputedSteps(policy)

@@ -28,7 +28,7 @@ class AlignedSlots:
     def __init__(self, *, block: int = BLOCK) -> None:
         self._block = block
         self._first = torch.zeros(0, dtype=torch.long)  # column of each row's first token
-        self._end = 0  # the column behind the newest tokens
+        self._end = 0  # the column after the newest tokens
         self._left = 0  # the first column that any row uses
         self._storage: list[Tensor] = []  # keys and values of each layer in turn, [row heads capacity width]
 
@@ -38,7 +38,7 @@ class AlignedSlots:
 
     @property
     def num_layers(self) -> int:
-        """Layers that the model's cache has, those included that cache nothing."""
+        """Layers of the model's cache, including those that cache nothing."""
         return len(self._storage) // 2
 
     @property
@@ -245,8 +245,8 @@ class RecomputedSteps(Steps):
 def chunks(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Places of rows of these lengths, the shortest first, in runs that go through the model together.
 
-    Padded to its longest row, a run holds at most `max_tokens`, and no row more padding than tokens; a row of more than
-    that is a run by itself.
+    Padded to its longest row, a run holds at most `max_tokens`, and no row more padding than tokens.  A longer row is
+    its own run.
     """
     run: list[int] = []
     for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):

@@ -1,6 +1,7 @@
 """Sampling through decoder.c: several tokens of every row in one call.
 
-Keys and values of a row lie in pages, which rows that begin alike share.  Full pages of a prompt are stored once.
+Keys and values of a row are in pages, which rows with the same beginning share.  Full pages of a prompt are stored
+once.
 """
 
 from collections import Counter
@@ -26,11 +27,11 @@ from posttrain.models.policy import Policy
 MOST_STEPS = 16
 """Tokens of a row in one call: between two calls rows end, others start, and signals are heard."""
 CALL_SECONDS = 0.5
-"""A call has fewer steps if so many would take longer than about this."""
+"""A call has fewer steps if they would take longer than about this."""
 FLOPS = 2e10
 """Operations a second of one thread, a low guess."""
 SLAB_PAGES = 64
-"""Pages are allocated so many at a time."""
+"""Pages that are allocated at a time."""
 
 
 class PagePool:
@@ -105,7 +106,7 @@ class NativeSlots:
         self.lengths = self.lengths[:num_left]
 
     def with_room(self, num_tokens: Int64[Tensor, " row"]) -> Int64[Tensor, "row page"]:
-        """The addresses of each row's pages, with room for so many tokens more."""
+        """The addresses of each row's pages, with room for `num_tokens` more tokens."""
         for pages, length in zip(self.pages, (self.lengths + num_tokens).tolist(), strict=True):
             pages += self.pool.take(max(0, self.decoder.num_pages(length) - len(pages)))
         return page_table(self.pages)

@@ -1,4 +1,4 @@
-"""A completion of several turns while it is under way, and the group that it belongs to."""
+"""A completion of several turns that is in progress, and the group that it belongs to."""
 
 import hashlib
 from collections import deque
@@ -15,7 +15,7 @@ from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.turns import Turn
 
 SEED_BITS = 31
-"""Bits of an environment's seed: every library takes as many."""
+"""Bits of an environment's seed: every library accepts this many."""
 
 
 def seed_of(key: StreamKey, draw: int) -> int:

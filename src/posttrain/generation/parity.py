@@ -1,4 +1,4 @@
-"""Do sampler and trainer compute the same log-probs?  Tried before the first step, watched at every one.
+"""Do sampler and trainer compute the same log-probs?  Tested before the first step, monitored at every step.
 
 Both read the same weights: the sampler a token at a time, usually through a cache, the trainer whole sequences.  If one
 of them is wrong for a family of models, training uses meaningless ratios.  So a few sequences of mixed lengths are
@@ -36,7 +36,7 @@ ROUTED_SHARE = 0.95
 """In bfloat16 rounding may send a token to other experts of a mixture, whose log-probs are tenths of a nat off.  For
 mixtures the limit holds for this share of all tokens: in correct models .975 were below it."""
 SHORT_PROMPTS = (1, 13)
-"""Tokens of the prompts that are tried, besides one as long as the run can reach."""
+"""Tokens of the tested prompts; one more is as long as the run can reach."""
 COMPLETION_TOKENS, GROUP_SIZE = 4, 2
 PROBE = GroupRequest(
     group_size=GROUP_SIZE,
@@ -91,7 +91,7 @@ def mixture_note(policy: Policy) -> str | None:
 
 
 def engine_in_parity(policy: Policy, *, max_rows: int, longest: int) -> InProcessEngine:
-    """An engine whose log-probs are the trainer's, up to sequences of `longest` tokens.
+    """An engine whose log-probs agree with the trainer's, for sequences up to `longest` tokens.
 
     Where they are not, the next slower way is tried: the model's own forward pass, then the same without a cache.  The
     engine's policy has the reason.  Raises UserError where the last one fails too.
@@ -163,7 +163,7 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
 
 
 def probed_gaps(policy: Policy, engine: Engine, longest: int) -> Tensor:
-    """|log π - log μ| of tokens that the engine samples now behind fixed prompts; for steps of old tokens only."""
+    """|log π - log μ| of tokens that the engine samples now after fixed prompts; for steps with only old tokens."""
     groups = sample_groups(engine, list(probe_prompts(policy, tried_length(policy, longest))), PROBE)
     with torch.inference_mode():
         trained = policy.completion_logprobs(as_completions(groups)).double().cpu()

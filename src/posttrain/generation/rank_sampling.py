@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from posttrain.models.loading.saving import ExportedWeights
 
 LOOK_SECONDS = 1.0
-"""How often a rank that samples looks whether rank 0 is alive."""
+"""How often a sampling rank checks that rank 0 is alive."""
 
 
 class RankShare:

@@ -68,7 +68,7 @@ class Request:
     suppressed: tuple[int, ...] = ()
     """Tokens that are never sampled; for studies of a policy, not for training: log-probs are those among the rest."""
     stop_texts: tuple[str, ...] = ()
-    """Texts that end a completion as a limit would, behind the token that completes one; for serving, not training."""
+    """Texts that end a completion as a limit would, after the token that completes one; for serving, not training."""
     keep_alternatives: int = 0
     """How many of the likeliest tokens each sampled token is returned with; see `Sampled.alternatives`."""
     keep: bool = False
@@ -102,7 +102,7 @@ class Continuation:
     draw: int
     sample: int
     first_position: int = 0
-    """Position in the stream of the first token that is sampled now.  A second turn starts behind the positions already
+    """Position in the stream of the first token that is sampled now.  A second turn starts after the positions already
     used; from 0 it would draw the same numbers again."""
     limit: int
     """Most tokens to sample now."""
@@ -117,7 +117,7 @@ class Continuation:
 
 
 class SampledToken(NamedTuple):
-    """A token of a completion that is still under way."""
+    """A token of a completion that is still in progress."""
 
     token: int
     logprob: float

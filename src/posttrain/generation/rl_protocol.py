@@ -1,4 +1,4 @@
-"""The JSON of the routes that vLLM 0.32 has for training by reward, and the fields of ours beside it.
+"""The JSON of the routes that vLLM 0.32 has for training by reward, and the fields that we add.
 
 `posttrain serve --rl` answers them, and so does vLLM with `VLLM_SERVER_DEV_MODE=1` and `--enable-scale-out`.  A server
 that knows our fields has the object `posttrain` in its `/weight_info`; vLLM ignores them.  Log-probs cross exactly:
@@ -59,7 +59,7 @@ class SamplingFields:
     detokenize: bool = False
     """vLLM needs it for `stop`."""
     ignore_eos: bool = False
-    """Of vLLM: end at `stop_token_ids` only, and not also at those of its own configuration."""
+    """vLLM: end at `stop_token_ids` only, not at those of its own configuration."""
     prompt_logprobs: Annotated[int, Ge(0), Le(20)] | None = None
     """Of vLLM: 0 gives the log-probs of the prompt's tokens, at temperature 1."""
 
@@ -247,7 +247,7 @@ class FinishRequest:
 
     __pydantic_config__ = STRICT
     weight_version: str
-    """The number of optimiser updates behind the weights, in decimal digits."""
+    """The number of optimiser updates of the weights, in decimal digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +274,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFacts(Facts):
-    """What a server of ours says of itself, for its clients to check."""
+    """What our server says about itself, for its clients to check."""
 
     __pydantic_config__ = OPEN
     ours: ClassVar[bool] = True
@@ -286,7 +286,7 @@ class OwnFacts(Facts):
     tokenizer_digest: str
     """See `tokenizer_digest` in posttrain.models.rendering."""
     transfer_folder: str
-    """Where files of weights may lie; absolute."""
+    """Where files of weights may be; absolute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

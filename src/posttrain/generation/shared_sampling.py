@@ -4,7 +4,7 @@
     with SharedEngine(engine, turns) as shared:
         sample_groups(shared, prompts, request)      in as many threads as there are steps under way
 
-To each thread it looks like an engine of its own, whose other completions change nothing.
+To each thread it looks like its own engine, whose other completions change nothing.
 """
 
 import math
@@ -42,7 +42,7 @@ class Turns:
             self.give()
 
     def take(self) -> None:
-        """The trainer's turn begins, or goes on inside another of its blocks."""
+        """The trainer's turn begins, or continues inside another of its blocks."""
         if not self._depth:
             self._next.acquire()
             self._now.acquire()
@@ -138,7 +138,7 @@ class SharedEngine(EngineInTurns):
         self.busy_seconds = 0.0
         """How long the engine has sampled."""
         self.changed = threading.Condition()
-        """Guards what follows, and tells of completions, of continuations and of the end."""
+        """Guards the fields below; notified of completions, continuations and the end."""
         self.ended: BaseException | None = None
         """Why nothing more is sampled; each thread that waits raises it."""
         self._look = 0.0 if isinstance(engine, InProcessEngine) else LOOK_SECONDS  # 0: one token
@@ -152,7 +152,7 @@ class SharedEngine(EngineInTurns):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """No one samples any more when this returns; waiting threads raise a RunError."""
+        """When this returns, sampling has ended; waiting threads raise a RunError."""
         self.end(RunError("sampling has ended"))
         self._thread.join()
         if self._sampling is not None:
@@ -164,7 +164,7 @@ class SharedEngine(EngineInTurns):
             self.changed.notify_all()
 
     def open(self, request: Request) -> "SharedSampling":
-        """A view of the one sampling; requests differ in their streams alone."""
+        """A view of the one sampling; requests differ only in their streams."""
         settings = {each.name: getattr(request, each.name) for each in fields(Request)}
         asked = Request(**{**settings, "key": StreamKey(0, "shared", 0)})
         with self.turns.sampler():
@@ -268,4 +268,4 @@ class SharedSampling(Sampling):
         return replace(continuation, key=continuation.key or self.key)
 
     def close(self) -> None:
-        """Nothing to do: the engine's sampling goes on for the other threads."""
+        """Nothing to do: the engine's sampling continues for the other threads."""

@@ -1,4 +1,4 @@
-"""Answers that are said to an environment: `posttrain check-task` replays its attacks through the loop of training.
+"""Answers given to an environment: `posttrain check-task` replays its attacks through the training loop.
 
 The policy here says the same text in every turn.  Its tokens are the text's bytes, so that no model is needed.
 """
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from posttrain.models.loading.saving import ExportedWeights
 
 STOP = 256
-"""The stop token, behind all bytes."""
+"""The stop token, after all bytes."""
 MOST_BYTES = 1 << 30
 TIMES = 4
-"""How often a text is said, if it is replied to."""
+"""How often a text is said if the environment replies."""
 MOST_TURNS = 100
-"""Where stop texts end them."""
+"""The limit, with stop texts."""
 
 
 def text_bytes(text: Said) -> bytes:
@@ -52,7 +52,7 @@ class ByteTokenizer:
 
 
 class ByteTurns(ChatTurns):
-    """Turns without a template: what is replied stands behind what was said."""
+    """Turns without a template: a reply follows what was said."""
 
     def __init__(self, reader: CallReader | None = None) -> None:
         self.reader = reader
@@ -79,7 +79,7 @@ class BytesInPlace(ByteTurns):
 
 
 class SpokenText(Sampling):
-    """Says a text, whatever came before, up to each stop text in it; and again from its beginning."""
+    """Says a text up to each stop text in it, whatever came before, then starts again."""
 
     def __init__(self, text: str, stop_texts: Sequence[str]) -> None:
         said, ends = text_bytes(text), set[int]()
@@ -112,7 +112,7 @@ class SpokenText(Sampling):
         )
 
     def release(self, sampled: Iterable[Sampled]) -> None:
-        """Nothing is kept."""
+        """Does nothing: no caches are kept."""
 
     def close(self) -> None:
         self.waiting.clear()
@@ -129,14 +129,14 @@ class SpeakingEngine:
         self.tokenizer = cast("PreTrainedTokenizerBase", ByteTokenizer())
 
     def load(self, weights: "ExportedWeights", version: int) -> None:
-        """It has none."""
+        """Does nothing: there are no weights."""
 
     def open(self, request: Request) -> Sampling:
         return SpokenText(self.text, request.stop_texts)
 
 
 def environments_for_text(options: EnvironmentOptions, toolbox: Toolbox, tools_at: Mapping[str, str]) -> Environments:
-    """What replies to a text that is said: tools, or the environment that the options name."""
+    """What replies to the text: tools, or the environment that the options name."""
     require_one(options, toolbox, None)
     name, stop_texts, turns = f"tools {', '.join(toolbox.tools)}", tuple[str, ...](), ByteTurns()
     make: Callable[[], Environment]

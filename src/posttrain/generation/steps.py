@@ -1,4 +1,4 @@
-"""A model's forward pass as the sampler sees it: prompts are prefilled, and rows go on a token at a time."""
+"""A model's forward pass as the sampler sees it: prompts are prefilled, then rows advance one token at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Slots(Protocol):
         """A copy of one row, as `add` takes it, and the tokens that it holds."""
 
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
-        """Copy rows over finished ones and drop all behind `num_left`."""
+        """Copy rows over finished ones and drop all after `num_left`."""
 
 
 @runtime_checkable
@@ -47,7 +47,7 @@ class Steps(Protocol):
     """A model's forward pass, seen from the sampler; `prefill` and `step` are called in inference mode."""
 
     def refresh(self) -> None:
-        """Read the policy's weights anew; called before every sampling."""
+        """Read the policy's weights again; called before every sampling."""
         return
 
     def release(self) -> None:

@@ -1,7 +1,7 @@
 """A chat template: limits on its time and memory, its options, and the date that it writes.
 
-It comes with a model, and may loop for ever or fill the memory.  Jinja's sandbox limits neither, and a separate process
-would cost more than an honest rendering.  So:
+It comes with a model, and may loop without end or fill the memory.  Jinja's sandbox limits neither, and a separate
+process would cost more than an honest rendering.  So:
 
 time      a watching thread raises an exception in the rendering one after some seconds of its processor time, which a
           busy machine does not use up.  It only exists while something is rendered.
@@ -82,7 +82,7 @@ class TimeLimit:
     def end(self, thread: int) -> None:
         """Forget a finished rendering.  Raises TemplateTooSlow if that was already sent.
 
-        It cannot be taken back: Python 3.11 would look for it at each step for ever, and hang under a profiler.
+        It cannot be taken back: Python 3.11 would look for it at every later step, and hang under a profiler.
         """
         with self.lock:
             self.ends.pop(thread, None)
@@ -170,7 +170,7 @@ def require_no_powers(template: str) -> None:
     try:
         for line, kind, text in Environment().lex(template):
             if kind == "operator" and text == "**" and before not in ("(", ","):  # there it unpacks arguments
-                fault = f"raises to a power in line {line}, which could take for ever"
+                fault = f"raises to a power in line {line}, which may never end"
                 raise UserError(f"the chat template {fault}.  {OTHER_TEMPLATE}")
             before = before if kind == "whitespace" else text
     except TemplateSyntaxError:
@@ -198,7 +198,7 @@ OTHER_TEMPLATE = "Correct it, or set model.chat_template to another file."
 
 
 def require_template(tokenizer: PreTrainedTokenizerBase, id: str) -> None:
-    """Refuse messages of the prompt `id` if there is no template for them."""
+    """Reject messages of the prompt `id` if there is no template for them."""
     template = tokenizer.chat_template
     if isinstance(template, dict) and "default" not in template:
         fault = f"the model's tokenizer has chat templates named {', '.join(template)}, and none named default"

@@ -1,8 +1,8 @@
 """Text that a policy is given in the middle of its answer, such as a tool's reply, as tokens.
 
-Whoever writes such text must not be able to write a control token: `<|im_end|>` in a web page would end the reply and
-begin a turn that nobody said.  So every text of an added token is cut in two behind its first character, and the parts
-are tokenised apart.  The text stays the same; its tokens are those of plain text.
+The author of such text must not be able to write a control token: `<|im_end|>` in a web page would end the reply and
+begin a false turn.  So every text of an added token is cut in two after its first character, and the parts are
+tokenised separately.  The text stays the same; its tokens are those of plain text.
 """
 
 import re
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from posttrain.models.rendering import token_ids
 
 CUT, MARK = "\ufdd0", "\ufdd1"
-"""Characters of which Unicode says that no text has them: where a text is cut, and a place to be found again."""
+"""Unicode noncharacters, which no text contains: where a text is cut, and a place to find again."""
 REPLACEMENT = "\ufffd"
 ANCHOR = "\n"
 """Text before a part, for tokenizers that begin every text with a space."""
@@ -44,14 +44,14 @@ class GivenText:
         return CUT.join([*parts, text[begin:]])
 
     def cut_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The messages with all their texts cut, but for their roles."""
+        """The messages with all their texts cut, except their roles."""
         return [
             {key: self.cut(value) if key != "role" and isinstance(value, str) else value for key, value in each.items()}
             for each in messages
         ]
 
     def tokens(self, text: str, *, continues: bool) -> list[int]:
-        """The tokens of a text that was cut; `continues` says that it stands behind other text."""
+        """The tokens of a text that was cut; `continues` says that it follows other text."""
         first, *others = text.split(CUT)
         tokens = self.behind(first) if continues else token_ids(self.tokenizer, first, special=False)
         for part in others:
@@ -59,7 +59,7 @@ class GivenText:
         return tokens
 
     def behind(self, text: str) -> list[int]:
-        """The tokens of a text behind another, without a space that the tokenizer puts before every text."""
+        """The tokens of a text that follows another, without the space that some tokenizers put before every text."""
         if not text:
             return []
         if self.begins_with_space:

@@ -24,7 +24,7 @@ LEARNED_KEYS = ("weight", "train", "loss")
 REFUSED_KEYS = ("loss_scale", "train_detail", "training", "trainable", "masked", "loss_mask", "mask", "learn")
 """Keys by which other libraries mask parts of a message, or that look like `LEARNED_KEYS`."""
 KNOWN_KEYS = frozenset({"role", "content", "tool_calls", *LEARNED_KEYS})
-"""Keys of messages that are read besides those of the chat template."""
+"""Keys of messages that are read in addition to those of the chat template."""
 WRONG_MESSAGE = 'must have the texts `role` and `content`, such as {"role": "user", "content": "…"}'
 
 

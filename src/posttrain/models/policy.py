@@ -91,7 +91,7 @@ class Policy:
         return logprobs
 
     def require_as_made(self) -> None:
-        """Refuse a model that has since got an adapter or a hook, which would not run.  It takes milliseconds.
+        """Reject a model that got an adapter or a hook later, which would not run.  It takes milliseconds.
 
         A sharded model has hooks; its layers were checked before it got them.
         """

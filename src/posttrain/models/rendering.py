@@ -53,7 +53,7 @@ class TokenizerRenderer:
         self.tools = tools
         """Descriptions of the tools that every conversation may call, where a call names no others."""
         self.template, self.template_options = chat_templates.read_template(tokenizer, template_options or {})
-        """The template, empty if the model has none; and its further arguments, such as `enable_thinking`."""
+        """The template (empty if the model has no template) and its further arguments, such as `enable_thinking`."""
         self.prefix = opening_tokens(tokenizer)
 
     def render(

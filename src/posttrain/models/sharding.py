@@ -10,8 +10,8 @@
 
 A pass over tokens, `whole_weights` and `whole_copy` are *collective*: every rank of the mesh calls them, as often and
 in the same order.  A rank without tokens runs some micro-batch with token weights 0.  Gradients are sums over fixed
-token weights, so they are summed over ranks and never averaged.  They are summed in every backward pass: there is
-nothing to call after the last micro-batch, and no rank ever keeps a whole gradient.  See decision 021.
+token weights, so they are summed over ranks and never averaged.  They are summed in every backward pass: nothing has to
+be called after the last micro-batch, and no rank ever keeps a whole gradient.  See decision 021.
 """
 
 import copy
@@ -59,7 +59,7 @@ INSIDE = "run_inside"
 def loaded_by_first(
     ranks: RankGroup, load: Callable[[], tuple[Policy, Beside]], *, may_send: bool = True
 ) -> tuple[Policy, Beside]:
-    """What `load` returns, called on the first rank; the others get the policy without weights, until it is `sharded`.
+    """The result of `load`, called on the first rank.  The others get the policy without weights until it is `sharded`.
 
     All ranks call it.  Models with 4-bit layers or classes outside transformers (of the model or its tokenizer) are
     loaded by every rank, and so is a caller's policy (`may_send=False`).  Raises RunError if these weights differ.
@@ -94,8 +94,8 @@ def can_be_sent(policy: Policy) -> bool:
 def sharded(policy: Policy) -> Policy:
     """The policy with each parameter split over its ranks, all of which get the numbers of the first one.
 
-    Collective.  The model is changed in place, once.  Make its optimiser after.  Layers in 4 bits stay whole on every
-    rank.  With one rank it is the policy itself.
+    Collective.  The model is changed in place, once.  Make its optimiser after.  4-bit layers stay whole on every rank.
+    With one rank it is the policy itself.
 
     All policies of one model share one sharded pass.  Another, unsharded policy of the model sets its kind of pass
     (shared prompt or plain) for all of them, and what `whole_weights` yields: use one kind once training has begun.
@@ -113,7 +113,7 @@ def sharded(policy: Policy) -> Policy:
 
 
 def parted_copy(policy: Policy, types: Mapping[int, torch.dtype] | None = None, *, trained: bool = True) -> Policy:
-    """A sharded policy whose weights are copies of this sharded one's, made layer by layer; collective.
+    """A sharded copy of this sharded policy, made layer by layer; collective.
 
     `types` are other types of some parameters, by their id.  With `trained=False` nothing requires a gradient.  Frozen
     parameters are copied too; only layers in 4 bits are shared.
@@ -375,7 +375,7 @@ def _split(
                 swap_tensors(parameter, nn.Parameter(found, parameter.requires_grad))
     fully_shard(module, mesh=mesh, reshard_after_forward=reshard, ignored_params=set(ignored))
     split = cast(FSDPModule, module)
-    split.set_gradient_divide_factor(1.0)  # a sum, not a mean,
-    split.set_force_sum_reduction_for_comms(True)  # which gloo has no scaled kind of
+    split.set_gradient_divide_factor(1.0)  # a sum, not a mean;
+    split.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
     setattr(module, INSIDE, lambda function, *args: function(*args))
     register_fsdp_forward_method(module, INSIDE)

@@ -164,7 +164,7 @@ def plain_name_of(text: str) -> str:
 
 
 def same_name(answer: str, gold: str) -> bool | None:
-    """Whether an answer is the gold answer's name; None if that has none, or the answer may say it differently."""
+    """Whether an answer is the gold answer's name; None if it has no name, or the answer may write it differently."""
     name = gold_name(gold)
     if name is None:
         whole = exact_numbers.WORDS.fullmatch(answer.strip())

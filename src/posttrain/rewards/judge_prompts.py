@@ -32,7 +32,7 @@ A resposta é|Solução|Risposta|La risposta è|Soluzione|Antwoord|Oplossing|Р�
 Rozwiązanie|Svar|Lösning
 الحل|الجواب|الإجابة|उत्तर|हल|Đáp án|Lời giải|Jawaban
 """
-"""The same in other languages: empty phrases that judges are known to pay for (Zhao et al. 2025, arXiv:2507.08794)."""
+"""The same in other languages: empty phrases that judges are known to reward (Zhao et al. 2025, arXiv:2507.08794)."""
 VERDICT = re.compile(
     r"""["'](?:score|verdict|rating|winner)["']\s*:|</?[^\S\n]{0,9}(?:score|verdict|rating|winner)\b"""
     r"|^(?:[^\S\n]|[*#>{|_~`•·+\-]|\(?\d{1,3}[.)])*(?:(?:final|overall|my)[^\S\n]{1,9}){0,2}"
@@ -123,7 +123,7 @@ def judge_messages(template: str, prompt: str, data: str | list[str], **fields: 
 
 
 def shown_second(prompt: str, first: str, second: str) -> bool:
-    """Whether the first of two candidates is shown second: by lot, as a function of what is compared."""
+    """Whether the first of two candidates is shown second: random, but a function of the candidates."""
     drawn = hashlib.blake2b(repr((prompt, first, second)).encode(errors="surrogatepass"), digest_size=1).digest()
     return drawn[0] < 128
 

@@ -39,7 +39,7 @@ from posttrain.schemas import require_no_password
 TRY_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 MAX_REPLY_BYTES = 4 << 20
 KEPT_CHARACTERS = 1000
-"""Of a reply in scores.jsonl."""
+"""Characters of a reply that scores.jsonl keeps."""
 
 
 class JudgeOutcome(StrEnum):
@@ -181,7 +181,7 @@ class JudgeBatch:
     until: Deadline = NEVER
     key: str = ""
     replies: dict[tuple[str, str], str] = field(default_factory=dict)
-    """What the judge said of a candidate to a prompt; nothing of pairs, where a reply is about two."""
+    """What the judge said about a candidate, by prompt; empty for pairs, where a reply is about two."""
 
     async def __aenter__(self) -> "JudgeBatch":
         import httpx
@@ -236,7 +236,7 @@ class JudgeBatch:
         return [lost.get(i) or (sum(won) / len(won) if won else 0.5) for i, won in enumerate(points)]
 
     async def compared(self, rows: Sequence[tuple[str, str]], a: int, b: int) -> float | ScoringFailure:
-        """The first candidate's share of one point; which one is shown first is drawn by lot, the same each time."""
+        """The first candidate's share of one point.  Which one is shown first is random, but the same each time."""
         swapped = judge_prompts.shown_second(rows[a][0], rows[a][1], rows[b][1])
         first, second = (b, a) if swapped else (a, b)
         candidates = [judge_prompts.cut_candidate(rows[first][1]), judge_prompts.cut_candidate(rows[second][1])]

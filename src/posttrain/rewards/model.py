@@ -95,7 +95,7 @@ class RewardModel:
         require_embeddings([*written], num_embeddings(self.model), known, self.where)
         self.scores = classifier_scores(self.model, pad_id=known.pad_token_id, where=self.where)
         if self.scores.reading is ScoreReading.ONE_BY_ONE:
-            problem = f"{type(self.model).__name__} scores a row differently in a batch than alone"
+            problem = f"{type(self.model).__name__} scores a row differently in a batch than by itself"
             warnings.warn(f"{self.where}: {problem}, so rows are scored one by one, which is slow.", stacklevel=2)
 
     def __call__(self, /, *, prompts: Column, completions: Column, **_columns: object) -> list[float] | list[Graded]:

@@ -4,10 +4,10 @@ Lengths are counted in tokens of the completion, its stop token included.  Every
 (except full stops without a limit) bounds, and does nothing to a task's reward: add it with a weight, or gate it
 (`gate` in a recipe).
 
-**Known hacks.**  A penalty alone is minimised by saying nothing: pair it with a reward for the task.  The structure
-alone earns what is paid for it, so without another reward it is learned in place of the task.  A reward for being short
-within a group also pays for wrong answers unless it is gated by the task's reward.  Blocklists and refusal phrases are
-examples, not a defence: a policy finds other words.
+**Known hacks.**  Saying nothing minimises a penalty: pair it with a reward for the task.  A reward for structure is
+earned by structure, so without another reward it is learned in place of the task.  A reward for being short within a
+group also pays for wrong answers unless it is gated by the task's reward.  Blocklists and refusal phrases are examples,
+not a defence: a policy finds other words.
 """
 
 import math

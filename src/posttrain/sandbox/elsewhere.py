@@ -167,7 +167,7 @@ BUSY = 2.0
 OUTPUT_KEPT = 1 << 20
 """Output that the service keeps; it drops the rest without notice."""
 SPIN_SECONDS = 0.5
-"""Processor time of the program that tells whether the service is busy."""
+"""Processor time of the program that measures whether the service is busy."""
 SPIN = f"""
 import time
 began, used = time.monotonic(), time.process_time()

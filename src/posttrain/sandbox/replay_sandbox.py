@@ -179,7 +179,7 @@ class ReplaySandbox(Sandbox):
     def run_once(self, process: RepeatedRun, made: ReplayRun, events: "queue.SimpleQueue[Event]") -> None:
         try:
             ended = self.backend.run(made)
-        # Any error at all: without an event `converse` would wait for ever, and it is never the program's fault.
+        # Any error at all: without an event `converse` would never return, and it is never the program's fault.
         except Exception as error:  # noqa: BLE001
             ended = lost(f"{type(error).__name__}: {error}", 0.0)
         events.put(Event(process, execution_of(made, ended), by_itself=True))

@@ -182,7 +182,7 @@ class SandboxedProcess:
         self.began = self.waits.began
         self.cpu_until = asked.limits.cpu_seconds
         self.wall_until = self.began + asked.limits.wall_seconds
-        """By a clock that stops while it waits for a processor; `most_until` too."""
+        """On a clock that stops while it waits for a processor; `most_until` too."""
         self.most_until = self.began + asked.limits.most_seconds
         self.patience_until = self.began + PATIENCE * asked.limits.wall_seconds
         self.pid: int | None = None
@@ -288,7 +288,7 @@ class SandboxedProcess:
     def concluded(self, status: int, cpu_seconds: float, memory_bytes: int) -> Execution:
         """What became of it, with what it left in its pipes.
 
-        Not up to their end: without a sandbox a process may leave others behind that hold them open.
+        Pipes are not read to their end: without a sandbox, other processes that it started may hold them open.
         """
         for take in (self.read_channel, self.read_output, self.read_errors):
             for _ in range(LAST_READS):

@@ -37,7 +37,7 @@ class Sandboxes:
         self.close()
 
     def importing(self, modules: tuple[str, ...] = ()) -> Sandbox:
-        """The sandbox for programs that import these modules besides the usual ones."""
+        """The sandbox for programs that import these modules in addition to the usual ones."""
         path = site_packages() if modules else ()
         if self.options.kind not in ("sealed", "none"):
             if path not in self._replaying:
@@ -54,7 +54,7 @@ class Sandboxes:
         return pool
 
     def started_with(self, server: ServerOptions) -> ProcessPool:
-        """The pool of a fork-server with these options, sealed where they say so whatever the recipe says."""
+        """The pool of a fork-server with these options.  They decide whether it is sealed, whatever the recipe says."""
         if server not in self._pools:
             if sys.platform != "linux":
                 raise SandboxUnavailable(

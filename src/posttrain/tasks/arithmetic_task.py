@@ -8,8 +8,8 @@ is the result?`.
 posttrain.rewards.parsing.tags, mode `lines`.  Whether the sum is right earns nothing; it is measured, as the reward
 `right_sum` of weight 0 and in evaluations.
 
-**Known hack.**  The tags around nothing earn as much as thought does, so a policy may unlearn its sums and be paid:
-watch `answer_accuracy_greedy`.
+**Known hack.**  Empty tags earn as much as thoughts do, so a policy may unlearn its sums and still be paid: watch
+`answer_accuracy_greedy`.
 
 **Where questions come from.**  Additions a + b with a from 10 to 99 and b from 1 to 9: the training questions, and
 others that are held out.  Nothing is downloaded.
@@ -44,7 +44,7 @@ NUMBER = re.compile(r"(?<![\d.,])-?\d+(?:[.,]\d+)*", re.ASCII)
 
 
 def last_written_number(text: str) -> str:
-    """The last number of a response, as written; "" where there is none.  A dot behind it ends a sentence."""
+    """The last number of a response, as written; "" where there is none.  A dot after it ends a sentence."""
     found = NUMBER.findall(text)
     return found[-1] if found else ""
 

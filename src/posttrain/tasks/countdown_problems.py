@@ -1,7 +1,7 @@
 """Countdown problems without end: drawn by (seed, index), solvable by construction, with a held-out set apart.
 
 A problem's numbers are drawn from a pool, with replacement, and its target is the value of a random arithmetic tree
-over them whose steps all stay in the non-negative integers; draws whose target is unwanted are made again.  One
+over them whose steps all stay in the non-negative integers; if the target is unwanted, the problem is drawn again.  One
 multiset of numbers in ten, chosen by a hash, is held out: no training problem ever has it, whatever its target.
 
 The course's variant draws four numbers and makes the target from three of them, so that it is solvable under
@@ -119,7 +119,7 @@ MAX_LISTING = 25_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Difficulty:
-    """How hard a problem is: the numbers it gives, the arithmetic behind it, and the targets it allows."""
+    """How hard a problem is: its numbers, the arithmetic of its target, and the allowed targets."""
 
     num_numbers: int = 3
     num_spare: int = 0
@@ -202,8 +202,8 @@ def held_out_problems(difficulty: Difficulty, rule: NumbersRule, size: int) -> l
     """This many held-out problems, no two with the same multiset and target: the same ones for every seed.
 
     They are drawn as training problems are, repetitions left out, so a common problem is likely to be among them.  When
-    drawing brings up no more, those that are left are listed: there are enough, or it is an error.  (Where listing them
-    would take minutes it is left out, and the error goes by what drawing found.)
+    drawing finds no more, the remaining problems are listed: there are enough, or it is an error.  (If listing would take minutes
+    it is skipped, and the error counts what was drawn.)
     """
     rng = Random("countdown held out")
     found: dict[tuple[Numbers, int], Countdown] = {}

@@ -13,7 +13,7 @@ posttrain.rewards.countdown reads them), and which of them reach the target.
 **Where problems come from.**  posttrain.tasks.countdown_problems makes them; nothing is downloaded and no licence
 applies.
 
-**Demonstrations**, for supervised warm-up, are transcripts at their smallest: tries, one a line, each step an exact
+**Demonstrations**, for supervised warm-up, are the smallest transcripts: tries, one per line, each step an exact
 equation, each try judged (`!` for a hit, `.` for a miss), then an answer in tags.
 
     <think>17+5=22,22-3=19.
@@ -177,7 +177,7 @@ def search_statistics(searches: Sequence[Search]) -> dict[str, float]:
     """Mean tries per completion, successes per try over all tries, and over first tries; {} without tries.
 
     A search ends at its first hit, so problems that are hard for the policy fill most of the tries: a policy that
-    searches on may lower its successes per try and be no worse at trying.  First tries are one for each completion.
+    searches longer may lower its successes per try without trying worse.  First tries are one for each completion.
     """
     tries = sum(search.tries for search in searches)
     if not tries:
@@ -191,9 +191,9 @@ def search_statistics(searches: Sequence[Search]) -> dict[str, float]:
 
 
 MAX_DRAWS = 10_000
-"""Random tries, most of them abandoned half-way, before a problem is found to have none that is allowed."""
+"""Random tries, most of them abandoned half-way, after which a problem counts as having no allowed try."""
 IDEAS = 20
-"""Tries that come to mind, one after the other, before a demonstrator finds nothing new."""
+"""Tries in a row without a new one after which a demonstrator stops."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ beginning of the answer after it.
 
 **What earns what.**  The recipe's `rewards`; they get every column of the row except the prompt's.
 
-**Which rows are trained on.**  Epoch by epoch in an order drawn anew from the seed, without replacement; for mixtures
-see posttrain.tasks.draw_order.  Held-out rows are never trained on: those of `held_out_path` or `held_out_split`, or a
-share chosen by a hash of the prompt, so that equal prompts stay together.
+**Which rows are trained on.**  Epoch by epoch, in a new order each time (a function of the seed), without replacement;
+for mixtures see posttrain.tasks.draw_order.  Held-out rows are never trained on: those of `held_out_path` or
+`held_out_split`, or a share chosen by a hash of the prompt, so that equal prompts stay together.
 
-**Known hacks.**  Those of your reward functions; look at what scores well, and keep rows held out.
+**Known hacks.**  Those of your reward functions.  Look at what scores well, and hold out some rows.
 """
 
 import hashlib
@@ -139,7 +139,7 @@ class DatasetTask(Task):
             return order(counts=(len(self.training_rows),), quotas=(len(self.training_rows),))
         counts = [sum(row.columns[SOURCE] == name for row in self.training_rows) for name in self.names]
         if 0 in counts:
-            raise UserError(f"task.sources: no row of {self.names[counts.index(0)]} is left to train on")
+            raise UserError(f"task.sources: no row of {self.names[counts.index(0)]} remains to train on")
         weights = [source.weight for source in self.options.sources if source.weight is not None]
         return order(names=tuple(self.names), counts=tuple(counts), quotas=quotas_of(counts, weights or None))
 

@@ -1,8 +1,8 @@
 """Which row a draw is: a function of (seed, step, draw), for one data set or for a mixture of several.
 
 An epoch of a mixture has as many draws as there are rows (with weights at least 1000), of which each source has a
-quota: its share by weight, rounded so that the quotas add up to the epoch (largest remainder).  The order of sources is
-drawn anew for each epoch, so every epoch keeps to the weights, to one draw.  Each source goes through its rows in its
+quota: its share by weight, rounded so that the quotas add up to the epoch (largest remainder).  Each epoch has a new
+order of sources, so every epoch keeps to the weights, to within one draw.  Each source goes through its rows in its
 epochs, without replacement.  Refills draw sources by the same quotas, in an order drawn for each step: a refill is of a
 source with exactly the probability of its weight.
 """
@@ -36,12 +36,12 @@ class DrawOrder:
     quotas: tuple[int, ...]
     """Draws of each source in an epoch."""
     shuffled: bool = True
-    """Whether a source's rows come in an order drawn anew for each epoch, or in their own."""
+    """Whether a source's rows come in a new order each epoch, or in file order."""
 
     def row(self, step: int, draw: int) -> int:
         """The row of a draw in a step; steps count from 1."""
         if draw >= self.size:
-            # In place of an uninformative one: a row that the step has not drawn, while there are any.
+            # In place of an uninformative one: a row that the step has not drawn, if there is one.
             epoch, position = divmod(draw - self.size, sum(self.quotas))
             source, before = self.draw_of_source("sources of refills", step, position)
             rows = refill_order(self, step, source)

@@ -1,7 +1,7 @@
 """Rows with two answers, of a file or a list, as pairs of tokens: checked, split, measured in length and counted.
 
 All rows are made into tokens before a run starts, so that faults show then, by file and line.  Pairs of one prompt stay
-on one side of the split.  The order of pairs is drawn anew for each epoch, a function of the seed and the epoch.
+on one side of the split.  Each epoch has a new order of pairs, a function of the seed and the epoch.
 
 A pair's prompt is what the policy would be asked, and both answers continue its tokens.  An answer of text is the text
 and a stop token.  An answer of messages is the assistant's turn in the chat template, up to its stop token; where the

@@ -4,9 +4,9 @@
 
 **What earns what.**  The reward `period_count` with `most: null`: the number of full stops in the completion.
 
-**Known hack.**  It is one.  What is of interest is which: shorter sentences, abbreviations, decimal numbers, lists, or
-nothing but full stops.  The probe `periods` reports it for held-out completions.  Every ASCII full stop of a text is of
-the first of these kinds that fits:
+**Known hack.**  The reward itself is a hack.  The question is which way the policy finds: shorter sentences,
+abbreviations, decimal numbers, lists, or only full stops.  The probe `periods` reports it for held-out completions.
+Every ASCII full stop of a text is of the first of these kinds that fits:
 
 | kind | the full stop | for instance |
 |---|---|---|
@@ -23,8 +23,8 @@ looks like a list's, and a sentence that ends in `etc.` is not counted.
 **Where texts come from.**  Those that `posttrain sft` learns are from a small seeded grammar: the weather, opinions,
 stories, errands, science.  A text is a few sentences on one subject, of two words to some thirty; its place and its
 hero stay the same.  Most full stops end a sentence.  Now and then one belongs to an abbreviation (Dr., U.S., 5 p.m.),
-to a decimal number (3.5 miles), to a numbered list (1. bread 2. milk) or to three dots, so that a model of such texts
-has met every other way to a full stop and seldom goes it.  Nothing is read or downloaded.
+to a decimal number (3.5 miles), to a numbered list (1. bread 2. milk) or to three dots, so a model of such texts has
+seen every other use of a full stop, and rarely writes it.  Nothing is read or downloaded.
 """
 
 import re
@@ -41,7 +41,7 @@ from posttrain.tasks.base import DRAWS_PER_STEP, Probe, PromptRenderer, Reading,
 
 
 class SentencesTask(Task):
-    """The beginnings of the options, one after the other, again and again; what differs is what is sampled."""
+    """The beginnings in the options, one after the other, repeated; only the sampled completions differ."""
 
     name = "sentences"
 

@@ -82,7 +82,7 @@ def num_logprobs(asked: GenerateRequest) -> int:
 
 
 def jobs_of(continuations: Sequence[Continuation], request: Request) -> list[CompletionJob]:
-    """The requests for continuations: one for each group, or more for a large one; conversations are asked alone."""
+    """The requests for continuations: one for each group (more for a large one) and one for each conversation."""
 
     def place(pair: tuple[int, Continuation]) -> object:
         index, each = pair

@@ -36,7 +36,7 @@ from posttrain.options.rollout import HttpOptions, SamplingParams
 
 
 class HttpEngine:
-    """Samples from servers; an `Engine`.  Close it to end its thread and remove its files."""
+    """Samples on servers; an `Engine`.  Close it to end its thread and remove its files."""
 
     def __init__(self, policy: Policy, options: HttpOptions, *, longest: int, sampling: SamplingParams) -> None:
         """Connect to every server.  Raises UserError where one cannot sample for this policy.
@@ -121,7 +121,7 @@ class HttpEngine:
         sent = {"the adapter" if self._takes_adapter(each) else merged for each in self.servers}
         lines.append(f"weights {' or '.join(sorted(ways))}, {' and '.join(sorted(sent))}")
         if not self.reproducible:
-            lines.append("with random numbers of its own: a run is not repeated to the bit")
+            lines.append("with its own random numbers: a run cannot be repeated exactly")
         return lines
 
     def _name_owner(self, name: str) -> None:
@@ -129,7 +129,7 @@ class HttpEngine:
             each.calls.owner = quote(f"{socket.gethostname()}: {name}", safe="/: ()")
 
     async def _keep_servers(self) -> None:
-        """A run may call no server for long, while it trains."""
+        """While a run trains, it may not call a server for a long time."""
         while True:
             await asyncio.sleep(LEASE_SECONDS / 3)
             await self._take_servers()

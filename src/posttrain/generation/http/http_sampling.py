@@ -1,4 +1,4 @@
-"""Completions under way at several servers: each request goes to one, and to another where that one fails."""
+"""Completions in progress on several servers: each request goes to one, and to another if that one fails."""
 
 import asyncio
 import math
@@ -40,7 +40,7 @@ class HttpSampling(Sampling):
         self.done: queue.SimpleQueue[list[Sampled] | BaseException] = queue.SimpleQueue()
         self.waiting: deque[CompletionJob] = deque()
         self.tasks: dict[str, tuple[asyncio.Task[None], Server, CompletionJob]] = {}
-        """What is under way, by the number of its request: an answer whose number is not here any more is dropped."""
+        """Requests in progress, by number; an answer whose number is no longer here is dropped."""
         self.background: set[asyncio.Task[None]] = set()
         self.homes: dict[Stream, Server] = {}
         """The server that keeps the cache of a conversation."""
@@ -93,7 +93,7 @@ class HttpSampling(Sampling):
             raise UserError("engine http: this sampling is closed.  Open another one.")
 
     def leave(self, server: Server) -> None:
-        """Put all that is under way at a server to others, each from its prefix."""
+        """Send everything in progress at a server to others, each from its prefix."""
         given_up = [(each, task, job) for each, (task, at, job) in self.tasks.items() if at is server]
         for each, task, _ in given_up:
             self._ended(each)
@@ -141,7 +141,7 @@ class HttpSampling(Sampling):
                 self.pool.send()
 
     def _ended(self, number: str) -> bool:
-        """Take a request off the list; False where it was given up before."""
+        """Take a request off the list; False if it was given up before."""
         if (found := self.tasks.pop(number, None)) is None:
             return False
         _, server, job = found
@@ -176,7 +176,7 @@ class HttpSampling(Sampling):
         task.add_done_callback(self.background.discard)
 
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin work here; an error of ours in it is raised by `take`."""
+        """Begin work here; `take` raises its errors."""
         task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(self._ended_task)
         return task
@@ -186,7 +186,7 @@ class HttpSampling(Sampling):
             self.done.put(error)
 
     async def _end(self) -> None:
-        """Cancel what is under way, whose connections are closed by it, and free what is kept."""
+        """Cancel the requests in progress, which closes their connections, and free the caches."""
         self.pool.samplings.discard(self)
         tasks = [task for task, _, _ in self.tasks.values()]
         for number in list(self.tasks):

@@ -1,4 +1,4 @@
-"""Does a server hold the trainer's weights?  Tried after every update, before a token is trained on.
+"""Does a server hold the trainer's weights?  Tested after every update, before a token is trained on.
 
 A few fixed prefixes, over the vocabulary and up to the run's longest sequence, are continued by a server and scored by
 the trainer.  vLLM also scores the prefixes.  The largest difference of a log-prob must be what rounding explains.
@@ -27,7 +27,7 @@ NUM_SEQUENCES, SAMPLED_TOKENS = 8, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswer:
-    """What one server says of the probe."""
+    """One server's answer to the probe."""
 
     url: str
     facts: Facts
@@ -127,7 +127,7 @@ class ServerProbe:
 
 
 def prefix_logprobs(job: CompletionJob, answer: GenerateResponse) -> list[float] | None:
-    """Those of a prefix from its second token on; None where the answer has none.  Raises UnsoundAnswer."""
+    """The log-probs of a prefix from its second token on; None if the answer has none.  Raises UnsoundAnswer."""
     prefix, said = job.first.prefix, answer.prompt_logprobs
     if said is None:
         return None

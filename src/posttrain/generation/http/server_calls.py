@@ -29,7 +29,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class ServerFault(RunError):
-    """A call to a server failed: it is dead, hangs, or answers something else than asked."""
+    """A call to a server failed: the server is dead, hangs, or answers something else."""
 
     def __init__(self, url: str, phase: str, fault: str, *, status: int | None = None, said: str = "") -> None:
         super().__init__(f"engine http: {url}: {phase}: {fault}" + ("" if fault.endswith(".") else "."))
@@ -70,7 +70,7 @@ class ServerCalls:
     def __init__(self, url: str, seconds: HttpSeconds, key: str) -> None:
         self.url, self.seconds, self.key = url.rstrip("/"), seconds, key
         self.owner = ""
-        """Who asks, percent-encoded."""
+        """The name of the caller, percent-encoded."""
         self._client: httpx.AsyncClient | None = None
 
     async def ask(

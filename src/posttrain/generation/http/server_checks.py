@@ -1,4 +1,4 @@
-"""What a server says of itself, and what a run refuses before it samples anything from it."""
+"""What a server says about itself, and what a run rejects before it samples there."""
 
 import asyncio
 import json
@@ -25,14 +25,14 @@ from posttrain.models.rendering import token_ids, tokenizer_digest
 from posttrain.options.rollout import HttpOptions, SamplingParams
 
 TOKENIZED = "Use 12, 7 and 305 to make 24.\n<think> naïve café — 東京 </think>"
-"""A text that two tokenizers hardly split alike."""
+"""A text that two tokenizers are unlikely to split alike."""
 SAME_MODEL = "Serve the model that is trained"
 WITH_BACKEND = f"""Install posttrain-vllm there, and add --weight-transfer-config '{{"backend": "{BACKEND}"}}'"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a run needs of each server, beside its model."""
+    """What a run needs from each server, apart from its model."""
 
     longest: int
     """The longest prompt and completion, in tokens."""
@@ -41,7 +41,7 @@ class Needs:
     """How the recipe says that weights travel."""
 
     def require(self, calls: ServerCalls, facts: Facts) -> None:
-        """Raise UserError where a server does not have it."""
+        """Raise UserError if a server lacks it."""
         require_context(calls, facts, self.longest)
         require_sampling(calls, facts, self.sampling)
         if self.transport == "put" and not facts.ours:
@@ -182,7 +182,7 @@ def require_context(calls: ServerCalls, facts: Facts, longest: int) -> None:
 
 
 def require_sampling(calls: ServerCalls, facts: Facts, sampling: SamplingParams) -> None:
-    """Refuse settings whose log-probs a vLLM server does not give as they are recorded."""
+    """Reject settings for which a vLLM server does not return the log-probs that a run records."""
     if not isinstance(facts, VllmFacts):
         return
     temperature = sampling.recorded_temperature
@@ -195,7 +195,7 @@ def require_sampling(calls: ServerCalls, facts: Facts, sampling: SamplingParams)
 
 
 def server_lines(options: HttpOptions) -> list[str]:
-    """What each server says of itself, or why it does not answer."""
+    """What each server says about itself, or why it does not answer."""
     require_httpx()
 
     async def line(url: str) -> str:

@@ -15,14 +15,14 @@ from posttrain.generation.rl_protocol import GENERATE, Facts, GenerateRequest, G
 from posttrain.options.rollout import HttpSeconds
 
 OVERBOOKED = 2
-"""Completions under way at a server, as a multiple of those that it decodes side by side: it never waits for us."""
+"""Completions in progress at a server, as a multiple of those that it decodes at once: it never waits for us."""
 TOKEN_BYTES = 512
 """More than a log-prob with its token takes in an answer: it is about 80."""
 
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """One server and what is under way there; changed only in the loop's thread."""
+    """One server and its requests in progress; changed only in the loop's thread."""
 
     calls: ServerCalls
     facts: Facts
@@ -70,7 +70,7 @@ class PooledSampling(Protocol):
         """Send what is waiting as long as a server has room."""
 
     def leave(self, server: Server) -> None:
-        """Take back what is under way at a server."""
+        """Take back the requests in progress at a server."""
 
     def fail(self, error: RunError) -> None:
         """End with an error."""
@@ -80,7 +80,7 @@ class ServerPool:
     """The servers that completions are shared out among, and the one that evaluates."""
 
     def __init__(self, servers: Sequence[Server], num_shared: int, seconds: HttpSeconds) -> None:
-        """The first `num_shared` servers sample for training; one behind them samples for evaluations only."""
+        """The first `num_shared` servers sample for training; the one after them samples for evaluations only."""
         self.shared, self.evaluating = servers[:num_shared], servers[num_shared:]
         self.seconds = seconds
         self.versions: list[int] = []
@@ -106,7 +106,7 @@ class ServerPool:
         return min(free, key=lambda each: each.tokens) if free else None
 
     def leave_out(self, server: Server, fault: ServerFault) -> None:
-        """Give a server nothing until the next update, say so, and put what is under way there to others.
+        """Leave a server out until the next update, say so, and send its requests in progress to others.
 
         Raises RunError if none is left, and all samplings end with it.
         """
@@ -123,6 +123,6 @@ class ServerPool:
         self.send()
 
     def send(self) -> None:
-        """There is room, or another server: send what waits, of all samplings."""
+        """There is room, or another server: send the waiting requests of all samplings."""
         for each in list(self.samplings):
             each.send()

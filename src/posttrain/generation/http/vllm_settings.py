@@ -12,7 +12,7 @@ BACKEND = "safetensors_file"
 """Of `--weight-transfer-config`: the one that the package posttrain-vllm adds."""
 PROCESSED = "processed_logprobs"
 CPU_HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Those that its attention knows on a CPU; with another one it dies at the first request."""
+"""Head widths that its attention supports on a CPU; with another one it dies at the first request."""
 
 
 def at(section: str, name: str) -> Any:

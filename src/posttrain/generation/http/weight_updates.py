@@ -45,7 +45,8 @@ async def take_server(
 ) -> None:
     """Keep a server for this run, or give it back.  Raises ServerFault if another run has it.
 
-    With `renews` also if another run has had it since, or if it was restarted: it then has other weights.
+    With `renews`, also raises it if another run had the server meanwhile, or it was restarted: it then has other
+    weights.
     """
     info = OwnerInfo(owner=unquote(calls.owner), lease_seconds=LEASE_SECONDS if keep else 0.0, renews=renews)
     await calls.ask(phase, INIT, written(InitRequest(init_info=info)), seconds=seconds)

@@ -6,8 +6,8 @@ calling the layer.  The second kind is found by running the model once on three 
 
 The same layers can be frozen in 4 bits, by bitsandbytes: NF4 in blocks of 64 with quantised scales (QLoRA; Dettmers et
 al. 2023, arXiv:2305.14314, sections 3 and 4).  bitsandbytes 0.50 has a kernel for CPUs with AVX512-BF16 that packs a
-layer's weight in the first forward pass without gradient in eval mode, for good.  From then on products are in
-bfloat16, and the base layer's part of a gradient is silently lost.  So it is only used for inference (`KERNEL`).
+layer's weight in the first forward pass without gradient in eval mode, for good.  After that, products are in bfloat16,
+and the base layer's part of a gradient is silently lost.  So it is only used for inference (`KERNEL`).
 """
 
 import logging
@@ -159,7 +159,7 @@ def is_target(target: str, name: str) -> bool:
 def no_such_layer(model: PreTrainedModel, target: str, names: list[str]) -> str:
     """The end of a message about a target that matches no linear layer, with similar names."""
     if target == EXPERTS:
-        return "experts: the model has none as three-dimensional arrays.  Name linear layers."
+        return "experts: the model has no experts as three-dimensional arrays.  Name linear layers."
     others = [name for name, _ in model.named_modules() if name and is_target(target, name)]
     if others:
         kind = type(model.get_submodule(others[0])).__name__

@@ -2,7 +2,7 @@
 
     r = w · h_last      h_last: the final, normed hidden state at the last token of prompt and answer
 
-The score has no bias: pairs do not determine it, and transformers' classifiers over decoders have none.
+The score has no bias: pairs do not determine it, and transformers' classifiers over decoders have no bias.
 """
 
 from collections.abc import Sequence

@@ -146,8 +146,8 @@ Tokens = Sequence[int]
 TRIED_LENGTHS = (2, 3, 7, 12)
 """Lengths of the rows that compare the ways of reading."""
 EXACT, ROUNDED = 1e-4, 0.1
-"""Largest difference, relative to 1 + |score|, between a row alone and in a batch: in float32 and float64, and in types
-of at most eight fraction bits, where the order of sums changes numbers."""
+"""Largest difference, relative to 1 + |score|, between a row by itself and in a batch: in float32 and float64, and in
+types of at most eight fraction bits, where the order of sums changes numbers."""
 
 
 class ScoreReading(StrEnum):
@@ -248,7 +248,7 @@ def alone(model: PreTrainedModel, row: Tokens) -> Tensor:
 
 
 def batches(rows: Sequence[tuple[int, ...]], tokens_per_batch: int) -> Iterator[list[tuple[int, ...]]]:
-    """Rows, sorted by length, in batches of at most so many tokens with padding, or of one row."""
+    """Rows, sorted by length, in batches of at most `tokens_per_batch` tokens with padding, or of one row."""
     batch: list[tuple[int, ...]] = []
     for row in rows:
         if batch and (len(batch) + 1) * len(row) > tokens_per_batch:

@@ -278,9 +278,9 @@ def trained_logits(shape: ModelShape, setup: MemorySetup) -> int:
 def sampler_copies(shape: ModelShape, setup: MemorySetup) -> int:
     """Matrices prepared for decoding, in their fastest order or in the type of products.
 
-        c · (linear layers + V·d);   V·d alone for frozen layers on a GPU, in 4 bits or in bfloat16
+        c · (linear layers + V·d);   only V·d for frozen layers on a GPU, in 4 bits or in bfloat16
 
-    The model's own forward pass has none, but the W + s·B·A of one layer's adapted experts in float32.
+    The model's own forward pass only has the W + s·B·A of one layer's adapted experts, in float32.
     """
     if not setup.shared_prompt:
         return FLOAT32 * shape.expert_parameters // shape.layers if setup.adapts_experts else 0

@@ -15,9 +15,9 @@ def gathered_to_sample(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def gathered_to_update(shape: ModelShape, setup: MemorySetup) -> int:
-    """Of several ranks: a layer and the next one, whole, and as they are sent, and what is in no layer.
+    """With several ranks: a layer and the next one, whole and as they are sent, and the weights outside layers.
 
-    2 b · (2 N_layer + N_rest)     with gradients; half of it under an adapter, whose base has none
+    2 b · (2 N_layer + N_rest)     with gradients; half of it under an adapter, whose base has no gradient
     """
     if setup.ranks == 1:
         return 0
@@ -36,7 +36,7 @@ class PlanPart:
     """When it is held; parts of sampling and of updating are never held at the same time."""
     bytes: Callable[[ModelShape, MemorySetup], int]
     stays: bool = False
-    """Whether it is held always by captured steps on a GPU, at one address, and by steps that are collected ahead."""
+    """Whether captured steps on a GPU always hold it, at one address, and so do steps that are collected ahead."""
     split: bool = False
     """Whether each of several ranks has a part of it."""
 

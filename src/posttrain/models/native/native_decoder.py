@@ -24,9 +24,9 @@ from posttrain.models.shared_prompt.families import SAME_ANGLES
 from posttrain.models.shared_prompt.linear import DenseWeight, Part, Weight
 
 READ_BEHIND = 64
-"""Floats behind a page that the kernel may read; they change nothing."""
+"""Floats after a page that the kernel may read; they change nothing."""
 MOST_WIDTH = 128
-"""Of a head: what the kernel was tried with."""
+"""Largest width of a head: the kernel was tried up to this one."""
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 """Families that the kernel was tried with."""
 
@@ -78,7 +78,7 @@ class ScoringCall(Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnTokens:
-    """Tokens drawn one after the other; those behind `counts` have no meaning."""
+    """Tokens drawn one after the other; those after `counts` have no meaning."""
 
     tokens: Int64[Tensor, "row step"]
     logprobs: Float64[Tensor, "row step"]
@@ -88,7 +88,7 @@ class DrawnTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawRequest:
-    """What tokens are drawn with, behind those that are given."""
+    """How tokens are drawn after the given ones."""
 
     given: Int64[Tensor, "row step"]
     num_given: Int64[Tensor, " row"]
@@ -113,17 +113,17 @@ class Pages:
     """What the addresses point into."""
 
     def followed_by(self, count: int, others: "Pages") -> "Pages":
-        """The first `count` of these and the others behind them."""
+        """The first `count` of these, and the rest."""
         return Pages((*self.addresses[:count], *others.addresses), (*self.held, *others.held))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredSequence:
-    """Tokens behind those that are cached."""
+    """Tokens after the cached ones."""
 
     tokens: tuple[int, ...]
     wanted: tuple[int, ...]
-    """The token behind each, whose log-prob is wanted; or nothing, to fill the pages only."""
+    """The token after each, whose log-prob is wanted; empty to fill the pages only."""
     cached: int
     """Tokens in the pages."""
     pages: Pages
@@ -143,16 +143,16 @@ def native_refusal(policy: Policy) -> str | None:
     if policy.native_reason is not None:
         return policy.native_reason
     if not isinstance(policy.forward, SharedPromptForward):
-        return "the model has another forward pass"
+        return "the model does not use the shared-prompt forward pass"
     if policy.device.type != "cpu" or policy.compute_dtype != torch.float32 or policy.model.dtype != torch.float32:
-        return f"it computes on a CPU in float32, and the policy is {policy.compute_dtype} on {policy.device.type}"
+        return f"the kernel needs a CPU and float32, and the policy is {policy.compute_dtype} on {policy.device.type}"
     decoder, output = policy.forward.decoder, policy.output_layer
     if (name := policy.model.config.model_type) not in MODEL_TYPES:
-        return f"it was tried with {', '.join(MODEL_TYPES)} only, and this is {name}"
+        return f"the kernel was only tried with {', '.join(MODEL_TYPES)}, and this is {name}"
     if policy.ranks.size > 1:
         return "the weights are split over ranks"
     if decoder.head_width > MOST_WIDTH or decoder.head_width % 2:
-        return f"a head is {decoder.head_width} wide, and it takes even widths up to {MOST_WIDTH}"
+        return f"a head is {decoder.head_width} wide, and the kernel supports even widths up to {MOST_WIDTH}"
     if output.bias is not None or output.soft_cap is not None or output.scale != 1.0:
         return "the output layer has a bias, a cap or a scale"
     for kind in decoder.kinds:
@@ -173,7 +173,7 @@ def native_refusal(policy: Policy) -> str | None:
 
 
 def native_decoder(policy: Policy) -> "NativeDecoder | None":
-    """A decoder with the policy's weights as they are now; None where it is not decoded natively."""
+    """A decoder with the policy's current weights; None if the policy is not decoded natively."""
     if native_refusal(policy) is not None:
         return None
     decoder = NativeDecoder(policy)
@@ -203,7 +203,7 @@ class NativeDecoder:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the policy's weights as they are now."""
+        """Copy the policy's current weights."""
         decoder, prepared = self.decoder, Prepared(ModelWeights())
         layers = (LayerWeights * decoder.num_layers)()
         for index in range(decoder.num_layers):
@@ -299,12 +299,12 @@ class NativeDecoder:
         return -(-num_tokens // self.page_tokens)
 
     def new_slab(self, num_pages: int) -> Pages:
-        """Room for so many pages, in one piece."""
+        """Room for `num_pages` pages, in one piece."""
         slab = torch.empty(num_pages * self.page_floats + READ_BEHIND)
         return Pages(tuple(slab.data_ptr() + 4 * self.page_floats * page for page in range(num_pages)), (slab,))
 
     def new_pages(self, num_tokens: int) -> Pages:
-        """Room for so many tokens."""
+        """Room for `num_tokens` tokens."""
         return self.new_slab(self.num_pages(num_tokens))
 
     def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
@@ -330,7 +330,7 @@ class NativeDecoder:
             setattr(call, name, tensor.data_ptr())
         longest, threads = c_int64(most * self.page_tokens), c_int64(torch.get_num_threads())
         if self.library.score(byref(self._ready.model), byref(call), longest, threads):
-            raise MemoryError("no memory for native scoring")
+            raise MemoryError("not enough memory for native scoring")
         return held["logprobs"][wanted >= 0]
 
     @property
@@ -345,11 +345,11 @@ class NativeDecoder:
         longest = c_int64(call.max_pages * self.page_tokens)
         threads = c_int64(torch.get_num_threads())
         if self.library.decode(byref(self._ready.model), byref(call), longest, threads):
-            raise MemoryError("no memory for the rows of a native decoding")
+            raise MemoryError("not enough memory for the rows of native decoding")
 
 
 def page_table(rows: Sequence[Sequence[int]]) -> Int64[Tensor, "row page"]:
-    """Addresses of rows of pages, with 0 behind the last ones."""
+    """Addresses of rows of pages, with 0 after the last ones."""
     most = max(map(len, rows))
     return torch.tensor([[*row, *[0] * (most - len(row))] for row in rows])
 
@@ -371,7 +371,7 @@ def joined(weight: Weight) -> Part:
 
 
 def padded(bias: Float[Tensor, " output"] | None, columns: int) -> Float[Tensor, " output"] | None:
-    """A bias with room for a whole panel behind it."""
+    """A bias with room for a whole panel after it."""
     return None if bias is None else torch.cat([bias, bias.new_zeros(columns)])
 
 

@@ -24,7 +24,7 @@ OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NativeUnavailable(Exception):
-    """Why there is no library on this machine."""
+    """Why this machine has no library."""
 
 
 @cache
@@ -32,7 +32,7 @@ def native_library(flags: Sequence[str] = FLAGS) -> ctypes.CDLL:
     """The library.  Raises NativeUnavailable where there is no C compiler, or it fails."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         place = " ".join([sys.platform, platform.machine(), platform.libc_ver()[0] or "another libc"])
-        raise NativeUnavailable(f"it was tried on Linux, x86-64 and glibc only, and this is {place}")
+        raise NativeUnavailable(f"it was only tried on Linux, x86-64 and glibc, and this is {place}")
     compiler = shutil.which(os.environ.get("CC") or "cc")
     if compiler is None:
         raise NativeUnavailable(f"there is no C compiler ({os.environ.get('CC') or 'cc'})")

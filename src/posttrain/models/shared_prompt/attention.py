@@ -136,7 +136,7 @@ class PackedIndices:
 
 
 class PackedLayout:
-    """Where each sequence lies on the packed token axis: all roots in order, then all branches in order.
+    """Where each sequence is on the packed token axis: all roots in order, then all branches in order.
 
     `branch_root[b]` is the root that branch b continues.  A branch may be empty.  With `round_to`, a sequence is padded
     to a multiple of it, and so the same way whatever the others are.

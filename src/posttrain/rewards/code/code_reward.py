@@ -225,7 +225,8 @@ class CodeReward(Bounded, SessionReward):
     memory_mib: Annotated[int, Ge(16)] = 512
     """Address space of a process beyond the interpreter's."""
     modules: tuple[str, ...] = ()
-    """Imported in the sandbox besides the most used of the standard library: programs cannot read modules from disk."""
+    """Also imported in the sandbox, with the most used of the standard library: programs cannot read modules from
+    disk."""
     fences: Fences = "any"
     """any: the last fence without a language counts if none names Python and there is no `<code>`; python: never."""
     rows_stand_alone: ClassVar[bool] = True

@@ -148,7 +148,7 @@ def reward_arguments(call: Call) -> dict[str, object]:
 
 
 def environment_arguments(call: Call) -> dict[str, object]:
-    """What completions with an environment have besides: its objects, and what its replies earned."""
+    """Further arguments for completions with an environment: its objects, and what its replies earned."""
     if not any(row.rollout.has_environment for row in call.rows):
         return {}
     objects = [row.rollout.environment for row in call.rows]
