@@ -1,4 +1,4 @@
-"""From groups and advantages to the tensors of an update, token weights fixed, nothing padded.
+"""From groups and advantages to the tensors of an update, with fixed token weights and no padding.
 
 The axis `token` is that of the *sampled* tokens, completion after completion: a given token (of a tool's reply, say)
 has no log μ, no advantage and no weight.  Only a forward pass reads it.
@@ -31,11 +31,11 @@ class TokenColumns(StepColumns):
 
     advantages: Float[Tensor, " token"]
     weights: Float[Tensor, " token"]
-    """What each token's loss is multiplied by; fixed on the whole update, before anything was dropped or split.
+    """What each token's loss is multiplied by; fixed on the whole update, before anything is dropped or split.
     0 before there is an update."""
     behaviour_logprobs: Float[Tensor, " token"]
     value_range: Float[Tensor, " token"] | None = None
-    """How far from `values` a value may move before a clipped value loss holds it; None means no limit."""
+    """How far from `values` a value may move before a clipped value loss stops it; None means no limit."""
 
     @property
     def returns(self) -> Float[Tensor, " token"]:
@@ -68,7 +68,7 @@ class Batch:
     num_sampled: tuple[int, ...]
     """Tokens of each completion that the policy sampled."""
     prompt_of: tuple[int, ...]
-    """The prompt that each completion continues; completions of a prompt stand together."""
+    """The prompt that each completion continues; completions of a prompt are consecutive."""
     names: tuple[tuple[str, int], ...]
     """(prompt id, sample) of each completion, for messages."""
     draws: tuple[int, ...] = ()
@@ -100,7 +100,7 @@ class Batch:
 
     @property
     def behind_teacher_prompts(self) -> "Batch":
-        """The same completions, each behind the prompt that the teacher sees."""
+        """The same completions, each after the prompt that the teacher sees."""
         if self.teacher_prompts is None:
             return self
         prompts: list[tuple[int, ...]] = []
@@ -117,9 +117,9 @@ class Batch:
         They are smaller where several ranks need a share each.
 
         A prompt counts once, and whole groups stay together wherever one fits; or, for a pass of padded rows, every
-        completion counts its prompt and all are as wide as the widest.  A completion that is too long is one by itself,
-        and one without a token, whose environment could not begin, is in none.
-        Every loss term is a weighted sum over tokens and the weights are fixed, so the split changes no gradient.
+        completion counts its prompt and all are as wide as the widest.  A completion that is too long is its own
+        micro-batch; one without a token, whose environment could not begin, is left out.  Every loss term is a weighted
+        sum over tokens and the weights are fixed, so the split changes no gradient.
         """
         max_tokens = ranks.budget(self.num_read(padded=padded), max_tokens)
         widths = [len(self.prompts[prompt]) + own for prompt, own in zip(self.prompt_of, self.lengths, strict=True)]
@@ -174,7 +174,7 @@ class CreditedGroups:
 
     groups: Sequence[Group]
     scored: Bool[Tensor, "prompt group"]
-    """Rollouts that have a reward; the others take no part and are not counted."""
+    """Rollouts that have a reward; the others are ignored and not counted."""
     columns: TokenColumns
     """Of the sampled tokens of all their completions, in order; none has a weight yet."""
     teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None
@@ -268,9 +268,9 @@ def _owners(lengths: Sequence[int]) -> Int64[Tensor, " token"]:
 def packed(
     rows: Iterable[Row], most: int, *, cost: Callable[[Row, Row | None], int], padded: bool = False
 ) -> Iterator[list[Row]]:
-    """Consecutive rows of at most `most` tokens together; one that is too long is by itself.
+    """Consecutive rows of at most `most` tokens together; a row that is too long is alone.
 
-    `cost` is that of a row behind the one before it in its micro-batch, or behind None as the first.  Padded rows each
+    `cost` is that of a row after the previous one in its micro-batch, or after None as the first.  Padded rows each
     cost as much as the widest of them.
     """
     batch: list[Row] = []

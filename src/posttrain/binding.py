@@ -73,7 +73,7 @@ INSTALLED = {"site-packages", "dist-packages"}
 """Folders of pip, whose files change by version and not by an edit."""
 EXAMPLE = {"algorithm": "my_algorithm", "task": "MyTask", "engine": "MyEngine"}
 GIVEN = {"algorithm": ([], []), "task": (["renderer"], ["seed"]), "engine": (["policy"], [])}
-"""Arguments besides options: by position, and by name."""
+"""Arguments other than options: by position, and by name."""
 
 
 def is_own(section: str, content: object) -> bool:
@@ -153,19 +153,19 @@ def object_in_module(path: str, *, where: str) -> object:
 
 @contextmanager
 def importing(what: str, where: str) -> Iterator[None]:
-    """Say what a user's code raised, or that it ended the program, while it was imported."""
+    """Report what a user's code raised, or that it ended the program, during its import."""
     try:
         yield
     except SystemExit as leave:
         raise UserError(f"{where}: {what} cannot be imported: it calls {exit_call(leave)}") from leave
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and f"{what}.".startswith(f"module {error.name}.")
-        remedy = "  It is looked for in the folder you run in and among what is installed." if missing else ""
+        remedy = "  Python looks in the folder you run in and in installed packages." if missing else ""
         raise UserError(f"{where}: {what} cannot be imported: {type(error).__name__}: {error}.{remedy}") from error
 
 
 def look_in_working_folder() -> None:
-    """Let Python find modules in the working folder too, after all other places: they shadow nothing."""
+    """Let Python also find modules in the working folder, after all other places, so they shadow nothing."""
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.append(folder)
 
@@ -174,7 +174,7 @@ def module_from(file: Path, where: str) -> ModuleType:
     """Run a user's Python file as a module; it may import its neighbours, as a script may."""
     if not file.is_file():
         raise UserError(f"{where}: {file}: no such file. Paths are relative to the folder you run in.")
-    # One module for all that is named in a file until it changes, under a name that shadows no other module.
+    # One module per file until it changes, under a name that shadows no other module.
     name = f"posttrain_file_of_user.{file.resolve()}@{digest_of(file)}"
     if name in sys.modules:
         return sys.modules[name]
@@ -196,7 +196,7 @@ def module_from(file: Path, where: str) -> ModuleType:
 
 
 class UncachedLoader(SourceFileLoader):
-    """Runs a file's present code: Python compares compiled code only by whole seconds and size."""
+    """Runs a file's current code: Python compares compiled code only by whole seconds and size."""
 
     def path_stats(self, path: Any) -> Any:
         """Raise, so that compiled code is neither read nor written."""

@@ -1,4 +1,4 @@
-"""Errors of users: each message says where, what is wrong and what to do."""
+"""Errors for users: each message says where, what is wrong and what to do."""
 
 
 class UserError(ValueError):
@@ -30,7 +30,7 @@ class StoppedAtOnce(KeyboardInterrupt):
     """A signal ended the work.  The message says what is kept and, if another command continues it, which one."""
 
     def __init__(self, says: str, *, same_command: str = "") -> None:
-        """`same_command` leads to the command that was typed, where that one continues or starts again."""
+        """`same_command` is the typed command, if that one continues or starts again."""
         super().__init__(says)
         self.same_command = same_command
 

@@ -7,7 +7,7 @@ the demonstrations, which the network backpropagates to its weights:
 
     ∂L/∂r(s) = D_π(s) - D_E(s)        ∂L/∂θ = Σ_s ∂L/∂r(s) ∂r_θ(s)/∂θ
 
-With a network the problem is not convex, and the certificates of `MaxCausalEntIRL` do not hold; the gap does.
+With a network the problem is not convex, so the certificates of `MaxCausalEntIRL` do not hold; the gap is still valid.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """What travels between the stages of a step.
 
-Every record is frozen: a later stage adds another record and changes none.
+Every record is frozen: a later stage adds another record and never changes one.
 Records are plain data, so that a stage may move to another process.
 """
 
@@ -23,7 +23,7 @@ Alternatives = tuple[tuple[tuple[int, float], ...], ...]
 
 
 class Finish(StrEnum):
-    """Why a completion ended.  Code asks for the properties and not for members, so that more can be added."""
+    """Why a completion ended.  Code reads the properties, not the members, so that members can be added."""
 
     STOP = "stop"
     """The policy sampled one of the model's stop tokens."""
@@ -66,19 +66,18 @@ class TokenSequence:
     """Whether the policy sampled each token.  A demonstration marks the tokens to learn in the same way."""
     logprobs: tuple[float, ...] = ()
     """log μ of each sampled token, in nats: after temperature and before any top-k, top-p or min-p cut.  Given tokens
-    have none.  Empty where nothing was sampled, as in a demonstration."""
+    have no log μ.  Empty if nothing was sampled, as in a demonstration."""
     cut_logprobs: tuple[float, ...] | None = None
     """The same under the cut distribution that was sampled; None if nothing was cut."""
     versions: tuple[tuple[int, int], ...] = ((0, 0),)
-    """(first, version): the number of optimiser updates behind the weights, from the sampled token with the number
-    `first` on."""
+    """(first, version): from sampled token number `first` on, the weights had `version` optimiser updates."""
     finish: Finish | None = None
-    """Why it ended; None where nothing was sampled."""
+    """Why it ended; None if nothing was sampled."""
     ends_in_stop_token: bool = False
     """Whether the last token is a stop token although `finish` is not STOP: the environment or a limit ended the
-    conversation behind the turn."""
+    conversation after the turn."""
     messages: tuple[Mapping[str, Any], ...] | None = None
-    """The chat turns behind the tokens, where they are known."""
+    """The chat turns that the tokens were made from, if known."""
 
     def __post_init__(self) -> None:
         if len(self.sampled) != len(self.tokens):
@@ -140,7 +139,7 @@ class Prompt:
     prefill: str = ""
     """The end of `text` that already belongs to the answer (such as `<think>`); graded text starts with it."""
     messages: tuple[Mapping[str, str], ...] | None = None
-    """The chat turns behind `text`, or None for a plain prompt."""
+    """The chat turns that `text` was made from, or None for a plain prompt."""
     columns: Mapping[str, object] = field(default_factory=dict)
     """Every column of the problem's dataset row; reward functions receive them by name."""
     source: str = ""
@@ -185,12 +184,12 @@ class Preference:
     rejected: TokenSequence
     """The other answer, likewise."""
     chosen_closing: tuple[int, ...] = ()
-    """What a chat template writes behind the last stop token of `chosen`, such as a line's end: nobody samples it, and
-    a reward model, which reads whole conversations, reads it."""
+    """What a chat template writes after the last stop token of `chosen`, such as a line's end.  No policy samples it,
+    but a reward model reads it, since it reads whole conversations."""
     rejected_closing: tuple[int, ...] = ()
-    """The same of `rejected`."""
+    """The same for `rejected`."""
     margin: float | None = None
-    """By how much the chosen one is better, as the row says it, in units of the reward; None where it does not."""
+    """By how much the chosen answer is better, in units of the reward; None if the row does not say."""
     weight: float = 1.0
     """Weight of the pair in the loss."""
     where: str
@@ -259,19 +258,19 @@ class Rollout:
 
     @property
     def num_turns(self) -> int:
-        """Turns of the policy: those with a reply, and the last one where it has none."""
+        """Turns of the policy: those with a reply, and a last one without."""
         answered = self.turns[-1].end + self.turns[-1].num_given if self.turns else 0
         return len(self.turns) + (len(self.tokens) > answered)
 
     @property
     def environment_reward(self) -> float | None:
-        """What its environment's replies earned together; None where none had a reward."""
+        """What its environment's replies earned together; None if no reply had a reward."""
         rewards = [turn.reward for turn in self.turns if turn.reward is not None]
         return math.fsum(rewards) if rewards else None
 
     @property
     def weights_version(self) -> int:
-        """Number of optimiser updates behind the oldest weights that sampled a token of it."""
+        """Number of optimiser updates of the oldest weights that sampled one of its tokens."""
         return min(version for _, version in self.sequence.versions)
 
 
@@ -281,7 +280,7 @@ class Group:
 
     prompt: Prompt
     draw: int
-    """Number of the prompt's draw within its step; refills go on counting."""
+    """Number of the prompt's draw within its step; refills continue the count."""
     rollouts: tuple[Rollout, ...]
 
     def graded_text(self, rollout: Rollout) -> str:
@@ -296,7 +295,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What a reward function gave single tokens and spans of one completion, in addition to its score; they add up."""
+    """What a reward function gave to tokens and spans of one completion, in addition to its score; they add up."""
 
     tokens: tuple[float | None, ...] = ()
     """One for each token of the completion, given ones included; None where no step ends.  Empty if the function marked
@@ -306,49 +305,49 @@ class Marks:
 
     @property
     def total(self) -> float:
-        """All that it gave."""
+        """The sum of all of them."""
         return math.fsum([*(value for value in self.tokens if value is not None), *(each[2] for each in self.spans)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grades:
-    """What the reward functions said of some groups, function by function and in sum."""
+    """What the reward functions said about some groups, function by function and in sum."""
 
     names: tuple[str, ...]
     """Reward functions, in the order of `scores`."""
     scores: Float64[Tensor, "function prompt group"]
     """One score per function and rollout; NaN where the function does not apply or its service failed."""
     weights: Float64[Tensor, " function"]
-    """What each function's scores count, with the step's place in their schedules; 0 for what is only reported."""
+    """The weight of each function's scores at this step; 0 if it is only reported."""
     rewards: Float64[Tensor, "prompt group"]
     """Weighted sum of the scores that exist, clipped where `clips` says so; NaN where none does."""
     clips: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Function name -> bounds of what counts of its scores; `scores` are as they were given."""
+    """Function name -> bounds that its scores are clipped to in the sum; `scores` are unclipped."""
     outcomes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    """For graders that tell how a completion failed: function name -> outcome per prompt and rollout."""
+    """For graders that say how a completion failed: function name -> outcome per prompt and rollout."""
     details: Mapping[str, tuple[tuple[Mapping[str, object] | None, ...], ...]] = field(default_factory=dict)
-    """What else graders tell, in the same order: plain JSON for the journal."""
+    """Further details from graders, in the same order: plain JSON for the journal."""
     extras: Mapping[str, tuple[tuple[Mapping[str, object] | None, ...], ...]] = field(default_factory=dict)
-    """What functions logged of single completions by `log_extra`, in the same order: column -> plain JSON."""
+    """What functions logged about single completions with `log_extra`, in the same order: column -> plain JSON."""
     logged: Mapping[str, tuple[tuple[Mapping[str, float] | None, ...], ...]] = field(default_factory=dict)
-    """What functions logged by `log_metric`, at every rollout of the call that it is of: name -> number."""
+    """What functions logged with `log_metric`, repeated for every rollout of its call: name -> number."""
     marks: Mapping[str, tuple[tuple[Marks | None, ...], ...]] = field(default_factory=dict)
     """Process rewards, of functions that gave some: function name -> what tokens and spans of each rollout earn."""
     num_failures: int = 0
     """Scores that are missing because scoring itself failed, not because the function does not apply."""
     num_cached: int = 0
-    """Scores that were known from an equal completion, and for which no function was asked."""
+    """Scores reused from an equal completion, without a call."""
 
     @property
     def clipped(self) -> Float64[Tensor, "function prompt group"]:
-        """The scores as they go into the sum: within the bounds that a function's are clipped to."""
+        """The scores as summed: clipped to each function's bounds."""
         bounds = [self.clips.get(name, (-torch.inf, torch.inf)) for name in self.names]
         low, high = torch.tensor(bounds, dtype=torch.float64).T[:, :, None, None]
         return self.scores.maximum(low).minimum(high)
 
     @property
     def marked(self) -> Float64[Tensor, "function prompt group"]:
-        """What each function gave to tokens and spans of a rollout together; 0 where it marked none."""
+        """The sum of each function's marks on tokens and spans of a rollout; 0 where it made no mark."""
         totals = torch.zeros_like(self.scores)
         for place, name in enumerate(self.names):
             for row, group in enumerate(self.marks.get(name, ())):
@@ -358,11 +357,11 @@ class Grades:
 
     @property
     def totals(self) -> Float64[Tensor, "prompt group"]:
-        """All that rollouts earn: the rewards, and with the weight of its function what was marked."""
+        """All that rollouts earn: the rewards, and the marks with their functions' weights."""
         return self.rewards + torch.einsum("f,fpg->pg", self.weights, self.marked) if self.marks else self.rewards
 
     def select(self, rows: Sequence[int]) -> "Grades":
-        """Those of some groups; what is counted of all of them goes with it."""
+        """The grades of some groups; counts stay those of all groups."""
         chosen = list(rows)
         told: dict[str, Any] = {
             kind: {name: tuple(each[i] for i in chosen) for name, each in getattr(self, kind).items()} for kind in TOLD
@@ -370,7 +369,7 @@ class Grades:
         return replace(self, scores=self.scores[:, chosen], rewards=self.rewards[chosen], **told)
 
     def joined(self, other: "Grades") -> "Grades":
-        """Those of two lists of groups, one after the other."""
+        """The grades of two lists of groups, one after the other."""
         return Grades(
             names=self.names,
             scores=torch.cat([self.scores, other.scores], dim=1),
@@ -384,11 +383,11 @@ class Grades:
 
 
 TOLD = ("outcomes", "details", "extras", "logged", "marks")
-"""Fields of what functions said of each rollout."""
+"""Fields with one entry per rollout from functions."""
 
 
 def _appended(parts: Sequence[Grades], kind: str) -> dict[str, Any]:
-    """What functions said of some groups and then of others; a function may have said nothing of some of them."""
+    """Entries for some groups, then for others; a function may lack entries for either."""
     said: list[Mapping[str, Any]] = [getattr(grades, kind) for grades in parts]
     blank = "" if kind == "outcomes" else None
     nothing = [((blank,) * grades.rewards.shape[1],) * grades.rewards.shape[0] for grades in parts]

@@ -1,7 +1,8 @@
 """The options of a function or class in a recipe: its signature, read once into a record class.
 
-A record has the names, types, defaults and meanings of the options, and no rules.  pydantic checks recipes against it
-and flags are made of it; rules between options wait until the function or class is called, after all sources are read.
+A record has the names, types, defaults and meanings of the options, without rules.  pydantic checks recipes against it,
+and flags are made from it.  Rules between options are checked when the function or class is called, after all sources
+are read.
 """
 
 import ast
@@ -47,7 +48,7 @@ class Schema:
 
     target: Callable[..., Any]
     leading: tuple[Option, ...] = ()
-    """How the target was chosen: an option `name` or `path`, which comes first and replaces the target's."""
+    """How the target was chosen: an option `name` or `path`, which comes first and replaces the target's own."""
     left_out: frozenset[str] = frozenset()
     """Parameters that no recipe gives."""
 
@@ -67,7 +68,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class Mistake:
-    """Something that a schema does not allow."""
+    """A value that a schema does not allow."""
 
     path: tuple[str, ...]
     says: str
@@ -205,7 +206,7 @@ def checker(annotation: Any) -> Any:
         return TypeAdapter(annotation)
     except PydanticUserError as error:
         says = str(error).partition(". ")[0]
-        raise UserError(f"{annotation.__name__} has an option of a type that no recipe can say: {says}") from None
+        raise UserError(f"{annotation.__name__} has an option of a type that a recipe cannot express: {says}") from None
 
 
 def checked(annotation: Any, content: object) -> tuple[Any, list[Mistake]]:

@@ -199,7 +199,7 @@ MISTAKES = {
     "algorithm: {path: 'mine.py:Letters'}": "algorithm: mine.py:Letters is a class, not a function",
     "algorithm: 'mine.py:no_algorithm'": "mine.py:no_algorithm returned 5 (int); return a",
     "algorithm: 'mine.py:by_position'": "cannot be called as (**options): missing a required",
-    "algorithm: 'mine.py:of_a_tensor'": "of_a_tensor has an option of a type that no recipe can",
+    "algorithm: 'mine.py:of_a_tensor'": "of_a_tensor has an option of a type that a recipe cannot",
     "algorithm: 'mine.py:of_no_known_type'": "name 'Width' is not defined",
     "algorithm: 'mine.py:called_by_name'": "`name` chooses it in a recipe",
     "algorithm: {name: grpo, path: 'mine.py:narrow'}": "name = grpo and path = mine.py:narrow are both given",

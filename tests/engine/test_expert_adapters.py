@@ -178,7 +178,7 @@ def test_a_supervised_run_learns_adapters_of_experts_and_doctor_opens_what_it_le
 def test_dropout_on_experts_and_experts_of_a_dense_model_are_refused() -> None:
     with refused("dropout = 0.1 is not supported on experts"):
         AdapterOptions(targets=("experts",), dropout=0.1)
-    with refused("experts: the model has none"):
+    with refused("experts: the model has no experts"):
         add_adapter(small_model("llama"), AdapterOptions(targets=("experts",)), seed=0)
 
 

@@ -100,7 +100,7 @@ class Algorithm:
             raise UserError(f"{owner}: it needs a teacher, and teacher = None; give a TeacherOptions.")
 
     def credited(self, evidence: Evidence, groups: Sequence[Group]) -> Credit:
-        """The credit for the tokens of these groups.  Raises RunError where the rule fails or its result is unsound."""
+        """The credit for the tokens of these groups.  Raises RunError if the rule fails or its result is unsound."""
         where = f"algorithm {self.name}: its credit rule"
         rule = f"{where} {getattr(self.credit, '__qualname__', type(self.credit).__name__)}"
         try:

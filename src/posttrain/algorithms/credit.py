@@ -38,7 +38,7 @@ class Evidence(StepColumns):
     step_rewards: Float64[Tensor, " token"] | None = None
     """The process rewards among them, by the weights of their functions; NaN on tokens that end no step."""
     truncated: Bool[Tensor, "prompt group"] | None = None
-    """Completions that a limit cut off; None where that is unknown."""
+    """Completions that a limit cut off; None if that is unknown."""
 
     @property
     def behaviour_logprobs(self) -> Float64[Tensor, " token"]:

@@ -327,7 +327,7 @@ def values_of(evidence: Evidence, earned: Float64[Tensor, " token"], baseline: B
 def value_range(
     returns: Float64[Tensor, " token"], counted: Bool[Tensor, " token"], clip: float | None
 ) -> Float64[Tensor, " token"] | None:
-    """`clip` deviations of the step's returns, for every token; None where values are not clipped.
+    """`clip` deviations of the step's returns, for every token; None if values are not clipped.
 
     Where all returns are equal the deviation is 0, and values then move freely.
     """

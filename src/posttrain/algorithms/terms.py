@@ -68,7 +68,7 @@ class LossTerm:
     vanishes_without_advantage: bool = False
     """Whether it has no gradient on completions whose advantages are 0, which are then left out of the update."""
     clipped: Callable[[TokenView], Bool[Tensor, " token"]] | None = None
-    """Tokens on which clipping acts, for metrics; None where nothing is clipped."""
+    """Tokens on which clipping acts, for metrics; None if nothing is clipped."""
     clips_completions: bool = False
     """Whether the clipped ratio is that of the whole completion: `clip_ratio/*` then counts completions."""
     measures: Callable[[TokenView], Mapping[str, Float[Tensor, " token"]]] | None = None
@@ -194,7 +194,7 @@ def kl_term(term: KlTerm) -> LossTerm:
 
 
 def require_needs(needs: object, available: frozenset[Need], where: str) -> frozenset[Need]:
-    """The needs as a set.  Raises UserError where one of them is unknown or not available here."""
+    """The needs as a set.  Raises UserError if one of them is unknown or not available here."""
     if not isinstance(needs, frozenset | set | tuple | list) or not all(need in list(available) for need in needs):
         raise UserError(f"{where} = {needs!r}: give a set of {', '.join(sorted(available))}.")
     return frozenset(map(Need, needs))

@@ -1,1 +1,1 @@
-"""What policies do on the way to an answer: signs of it in their completions, as rates over training."""
+"""Behaviours on the way to an answer: their signs in completions, as rates over training."""

@@ -144,7 +144,7 @@ def history_table(history: BehaviourHistory, reader: BehaviourReader) -> str:
     first, last = history.quarter(last=False), history.quarter(last=True)
     before, after = tallies_of(first), tallies_of(last)
     lines = [
-        "| behaviour | what | first quarter | last quarter | signs per 1000 tokens | reward with, at last | without |",
+        "| behaviour | what | first quarter | last quarter | signs per 1000 tokens | final reward with it | without |",
         "|---|---|---|---|---|---|---|",
     ]
     read = {name for tallies in history.tallies.values() for name in tallies}

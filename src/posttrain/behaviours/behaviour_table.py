@@ -38,7 +38,7 @@ class Signs:
 
 @dataclass(frozen=True, slots=True)
 class SearchReading:
-    """The tries of a completion, each with the verdict behind it, and whether the thinking has an end."""
+    """The tries of a completion, each with the verdict after it, and whether the thinking ends."""
 
     tries: tuple[Try, ...]
     verdicts: tuple[str, ...]
@@ -185,11 +185,11 @@ TABLE: Mapping[str, Row] = {
             r"\b(?:i think|i guess|i don't know|it seems|it might|it may|could be)\b",
         ),
     ),
-    "several_tries": SearchRow(says="two tries or more", read=several_tries),
+    "several_tries": SearchRow(says="two or more tries", read=several_tries),
     "right_steps": SearchRow(says="all steps of all tries right", read=right_steps),
-    "right_verdicts": SearchRow(says="every try judged, and rightly", read=right_verdicts),
-    "checked_again": SearchRow(says="a try made again", read=checked_again),
-    "went_back": SearchRow(says="goes on from the last try's first step", read=went_back),
+    "right_verdicts": SearchRow(says="every try judged correctly", read=right_verdicts),
+    "checked_again": SearchRow(says="a try repeated", read=checked_again),
+    "went_back": SearchRow(says="continues from the last try's first step", read=went_back),
     "gave_up": SearchRow(says="answers without a hit", read=gave_up),
 }
 """Name -> row.  Names are unique over kinds, because metrics use them."""

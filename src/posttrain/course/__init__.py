@@ -1,7 +1,7 @@
 """The functions that courses on RLHF and GRPO have their readers write, over this library and under the same names.
 
-Each takes and gives what the course's function does, is a few lines over a function of ours that the loop uses too, and
-says which mistake of the course it does not make.  docs/course.md has the table: document, function, ours, mistake.
+Each has the arguments and results of the course's function, is a few lines over a function that our loop also uses, and
+explains the mistake in the course's version.  docs/course.md has the table: document, function, ours, mistake.
 `posttrain course check FUNCTION FILE.py` tries a version of your own; `posttrain course mistake N` trains a mistake.
 """
 

@@ -55,7 +55,7 @@ class TransformerWithValueHead(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class RLHFConfig:
-    """What a step of RLHF is told: prompts, sampling, and the weights of its three losses."""
+    """Settings of a step of RLHF: prompts, sampling, and the weights of its three losses."""
 
     prompts: Sequence[str] = ("The weather today is", "I think that", "Once upon a time", "In my opinion")
     max_gen_len: int = 20
@@ -146,7 +146,7 @@ def compare_models(
     max_length: int = 50,
     reward_fn: RewardOfTexts = reward_fn_period_count,
 ) -> dict[str, float]:
-    """Print what two models make of a prompt, and return the mean reward of eight completions of each.
+    """Print how two models complete a prompt, and return the mean reward of eight completions of each.
 
     Both models draw with the same random numbers, so that equal models write equal texts.  The course's draws one text
     of each, with different numbers, at temperature 0.8, and counts the prompt's full stops too.

@@ -1,4 +1,4 @@
-"""Worked examples of the course's functions: arguments, and what the equation makes of them.
+"""Worked examples of the course's functions: arguments, and the result of the equation.
 
 The tests try ours on them, and `posttrain course check` a reader's own.  Expected values are derived in the comments.
 """
@@ -73,7 +73,7 @@ def sequence_loss(ratios: Sequence[float], advantages: Sequence[float], beta: fl
 
 FORMULA_CASES = {
     "compute_advantages": [
-        # The tokens behind a prompt of two are tried at values 1, 2 and 4, and led to 2, 4 and the reward.
+        # The tokens after a prompt of two are tried at values 1, 2 and 4, and led to 2, 4 and the reward.
         case(
             "the next value less this one, and the reward at the end",
             torch.tensor([[0.5, 1.0, 2.0, 4.0, 8.0]]),
@@ -103,7 +103,7 @@ FORMULA_CASES = {
     "compute_grpo_advantages": [
         # Mean 2/5; squares 2 · .36 + 3 · .16 = 1.2, over 4.
         case(
-            "above the mean, in deviations of the sample",
+            "above the mean, in sample deviations",
             numbers(1.0, 1.0, 0.0, 0.0, 0.0),
             expected=numbers(*[0.6 / (math.sqrt(0.3) + 1e-4)] * 2, *[-0.4 / (math.sqrt(0.3) + 1e-4)] * 3),
         ),
@@ -113,9 +113,9 @@ FORMULA_CASES = {
         case("a group of one is 0", numbers(1.0), expected=torch.zeros(1)),
     ],
     "compute_group_advantages": [
-        # 1 and 0 lie .5 about their mean, 2 and 4 lie 1 about theirs: each pair is ±1.
+        # 1 and 0 are .5 from their mean, 2 and 4 are 1 from theirs: each pair is ±1.
         case(
-            "group by group, in deviations of the population",
+            "group by group, in population deviations",
             numbers(1.0, 0.0, 2.0, 4.0),
             2,
             expected=numbers(1.0, -1.0, -1.0, 1.0),
@@ -138,7 +138,7 @@ FORMULA_CASES = {
             slope=torch.tensor([[[FIRST_SLOPE, -FIRST_SLOPE], [-SECOND_SLOPE, SECOND_SLOPE], [0.0, 0.0]]]),
         ),
         case(
-            "a coefficient of 0 reports the KL all the same",
+            "a coefficient of 0 still reports the KL",
             LOSS_LOGITS,
             torch.zeros(1, 3, 2),
             LOSS_ADVANTAGES,
@@ -163,7 +163,7 @@ FORMULA_CASES = {
         ),
         # 1.5 times as likely as under the reference, and better than its siblings: the clip keeps 1.2, the KL pulls.
         case(
-            "behind the bound only the KL has a gradient",
+            "beyond the bound only the KL has a gradient",
             numbers(math.log(1.5)),
             torch.zeros(1),
             torch.ones(1),
@@ -188,8 +188,8 @@ BEHIND = "<think>\na\n</think>\n<answer>\n1\n</answer>"
 TEXT_CASES = {
     "reward_fn_period_count": [case("full stops of each text", ["a. b.", ""], expected=numbers(2.0, 0.0))],
     "format_reward": [
-        case("tags on lines of their own", [BEHIND, "<think>missing"], expected=numbers(1.0, 0.0)),
-        case("text behind the answer earns nothing", [f"{BEHIND}\nmore"], expected=numbers(0.0)),
+        case("tags on separate lines", [BEHIND, "<think>missing"], expected=numbers(1.0, 0.0)),
+        case("text after the answer earns nothing", [f"{BEHIND}\nmore"], expected=numbers(0.0)),
     ],
     "format_reward_func": [
         case("arithmetic in its tags", ANSWERS[0], expected=1.0),
@@ -200,7 +200,7 @@ TEXT_CASES = {
         case("all numbers, once each", ANSWERS[4], [2, 3, 4, 6], 24, expected=1.0),
         case("two of four numbers", ANSWERS[0], [2, 3, 4, 6], 24, expected=0.0),
         case("another value", ANSWERS[1], [2, 3], 24, expected=0.0),
-        case("a power is no arithmetic of the game", "<think></think><answer>2**3</answer>", [2, 3], 8, expected=0.0),
+        case("a power is not allowed in the game", "<think></think><answer>2**3</answer>", [2, 3], 8, expected=0.0),
     ],
     "compute_total_reward": [
         case("format and equation", ANSWERS[4], [2, 3, 4, 6], 24, expected=2.0),
@@ -251,8 +251,8 @@ class Walk:
 WALKS = [Walk((Move(0, 0, 1), Move(1, 0, 2))), Walk((Move(0, 0, 0), Move(0, 0, 1)))]
 CHAIN = np.zeros((3, 3, 1))
 CHAIN[[0, 1, 2], [1, 2, 2], 0] = 1.0
-# State 0 leads straight to the end 2, or over 1.  The end goes on too, so Z_1 = e^{r(1)} 2 Z_2 and Z_2 = e^{r(2)} 2 Z_2
-# one sweep earlier: the share that goes over 1 is e^{r(1)} / (e^{r(1)} + e^{r(2)}).
+# State 0 leads straight to the end 2, or over 1.  The end continues too, so Z_1 = e^{r(1)} 2 Z_2 and Z_2 = e^{r(2)} 2
+# Z_2 one sweep earlier: the share that goes over 1 is e^{r(1)} / (e^{r(1)} + e^{r(2)}).
 FORK = np.zeros((3, 3, 2))
 FORK[[0, 1, 2], [1, 2, 2], 0] = 1.0
 FORK[[0, 1, 2], [2, 2, 2], 1] = 1.0

@@ -30,10 +30,10 @@ def reward_fn_period_count(texts: Sequence[str]) -> Float[Tensor, " text"]:
 
 
 def format_reward(responses: Sequence[str]) -> Float[Tensor, " response"]:
-    """1 for each response of the form <think>, lines, </think>, <answer>, lines, </answer>, tags on lines of their own.
+    """1 for each response of the form <think>, lines, </think>, <answer>, lines, </answer>, each tag on its own line.
 
-    The homework's pattern ends in `$` under MULTILINE, which any line end matches: text behind `</answer>` earns 1
-    there and 0 here.  In a recipe: `rewards: [line_format]`.
+    The homework's pattern ends in `$` under MULTILINE, which any line end matches: text after `</answer>` earns 1 there
+    and 0 here.  In a recipe: `rewards: [line_format]`.
     """
     return torch.tensor([float(answer_lines(text) is not None) for text in responses])
 
@@ -42,7 +42,7 @@ def format_reward_func(completion: str, *, prefill: str = "") -> float:
     """1 for thinking and an answer of arithmetic in their tags, 0.5 for an answer of anything else, else 0.
 
     The course's prompt ends in `<think>` and its pattern wants it in the response: `prefill` is what was already there.
-    Its pattern also accepts text in front of and behind the structure.  In a recipe: `rewards: [graded_format]`.
+    Its pattern also accepts text before and after the structure.  In a recipe: `rewards: [graded_format]`.
     """
     return SCORES[structured(answer_text(prefill + completion, "strict"), False, arithmetic=True)]
 
@@ -97,7 +97,7 @@ SAID = {"all": "each number must be used exactly once", "subset": "each number c
 
 
 def create_countdown_prompt(nums: Sequence[int], target: int, *, rule: NumbersRule = "all") -> str:
-    """The text that asks for an equation; it ends in `<think>`, so the completion goes on from there.
+    """The text that asks for an equation; it ends in `<think>`, so the completion continues from there.
 
     The course's says "can only be used once" and its grader wants every number used.  Here `rule` decides what the
     prompt says, and the same `rule` given to `equation_reward_func` grades it so.
@@ -126,10 +126,10 @@ def create_grpo_training_episodes(
     target.  Episodes are `all_query_token_ids`, `all_response_token_ids` and `all_advantages`; statistics are
     `rewards`, `format_rewards`, `equation_rewards` and `response_lengths`, one of each for every generation.
 
-    The course's prompt says that each number can be used once at most, and its grader wants each used once exactly, so
-    that nothing in its own example is right: `rule` is "all" as graded there, or "subset" as said there.  Its prompt
-    ends in `<think>`, and its format asks for it in the response: `prefill` is what was already there.  It evaluates
-    what the model wrote, where ours parses; and where generations are missing it pairs the rest with other prompts.
+    The course's prompt allows each number at most once, and its grader wants each exactly once, so nothing in its own
+    example is right.  Here `rule` is "all" (as it grades) or "subset" (as its prompt says).  Its prompt ends in
+    `<think>`, and its format asks for it in the response: `prefill` is what was already there.  It evaluates what the
+    model wrote; ours parses it.  If generations are missing, it pairs the rest with other prompts.
     """
     expected = len(samples) * generations_per_sample
     if len(all_generations) != expected:

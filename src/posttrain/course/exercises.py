@@ -1,4 +1,4 @@
-"""Small exercises that the mistakes are tried on: a bundled model, questions for it, and a grader without a mistake."""
+"""Small exercises for the mistakes: a bundled model, questions for it, and a correct grader."""
 
 import re
 from collections.abc import Callable
@@ -20,7 +20,7 @@ OPENINGS = SentencesOptions().openings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExerciseQuestion:
-    """A prompt, and what its answer is graded by."""
+    """A prompt, and the data to grade its answer."""
 
     asked: str | Messages
     numbers: tuple[int, ...] = ()
@@ -32,7 +32,7 @@ Grader = Callable[[ExerciseQuestion, str], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Exercise:
-    """What a policy is taught, on a model that can do some of it."""
+    """A task for a policy, on a model that can already do some of it."""
 
     model: str
     """A bundled model."""
@@ -96,7 +96,7 @@ def in_form_or_beyond(question: ExerciseQuestion, text: str) -> float:
 
 
 SHORT, LONG = 40, 200
-"""Characters for which a text's length earns nothing, and the most that a longer one earns."""
+"""Length in characters that earns nothing, and the most that a longer text earns."""
 
 
 def length_share(text: str) -> float:
@@ -104,7 +104,7 @@ def length_share(text: str) -> float:
 
 
 def long_in_form(question: ExerciseQuestion, text: str) -> float:
-    """The form, and up to as much again for length: what a reader might pay for longer thoughts."""
+    """The form, and up to the same again for length: a tempting way to pay for longer thoughts."""
     return in_form(question, text) * (1 + length_share(text))
 
 
@@ -135,7 +135,7 @@ def solved_with_some(question: ExerciseQuestion, text: str) -> float:
 
 
 def solved_by_membership(question: ExerciseQuestion, text: str) -> float:
-    """A page's own check of the numbers: each that is used is one of them, however often."""
+    """A page's check of the numbers: each used number is one of them, however often it is used."""
     used = [int(each) for each in re.findall(r"\d+", answer_text(text, "strict") or "")]
     if not all(each in question.numbers for each in used):
         return 0.0

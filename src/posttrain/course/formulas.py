@@ -15,7 +15,7 @@ from posttrain.errors import UserError
 IGNORED = -100
 """The label of a position that carries no loss."""
 EPSILON = 1e-4
-"""What the course, and TRL, add to the deviation, in units of reward."""
+"""Added to the deviation by the course and by TRL, in units of reward."""
 
 
 @torch.no_grad()
@@ -64,8 +64,8 @@ def compute_grpo_advantages(rewards: Float[Tensor, " group"]) -> Float[Tensor, "
 
         A_i = (r_i - mean r) / (std r + 1e-4),   std with G - 1
 
-    Equal rewards give exactly 0.  The course's gives the rounding error of the mean over 1e-4, and NaN for a group of
-    one.  In a recipe: `algorithm.deviation = sample`, `algorithm.deviation_epsilon = 1e-4`.
+    Equal rewards give exactly 0.  For equal rewards the course's version divides rounding error by 1e-4; for a group of
+    one it returns NaN.  In a recipe: `algorithm.deviation = sample`, `algorithm.deviation_epsilon = 1e-4`.
     """
     return group_zscore(rewards[None], deviation="sample", epsilon=EPSILON)[0]
 
@@ -75,8 +75,8 @@ def compute_group_advantages(rewards: Float[Tensor, " rollout"], group_size: int
 
         A_i = (r_i - mean r) / std r,   std with G; equal rewards are exactly 0
 
-    The course's bounds the deviation from below by 1e-6 instead, so that rewards that differ only by rounding, as three
-    of .9 do from their mean, get an advantage.  In a recipe: `algorithm.name = grpo`.
+    The course's version bounds the deviation from below by 1e-6 instead.  Rewards that differ only by rounding, as
+    three of .9 differ from their mean, then get an advantage.  In a recipe: `algorithm.name = grpo`.
     """
     if group_size < 1 or len(rewards) % group_size:
         raise UserError(f"group_size = {group_size}: must divide the number of rewards, {len(rewards)}.")
@@ -94,10 +94,10 @@ def compute_grpo_loss(
 
         L = mean_t(-A_t log π(y_t)) + kl_coef · mean_t k3(log π(y_t), log ref(y_t))
 
-    `labels[:, t]` is the token that `logits[:, t]` predict, so a row of tokens is shifted by one first; -100 has none.
-    The parts are `pg_loss`, `kl_penalty` in nats and `kl_loss`, the penalty times its coefficient.  The course's looks
-    log-probs up before it masks: -100 is not an index, so its example ends in an error.  It divides the KL by its
-    coefficient to report it, which 0 ends too, and lets the gradient into the reference.
+    `labels[:, t]` is the token that `logits[:, t]` predict, so a row of tokens is shifted by one first; -100 marks no
+    label.  The parts are `pg_loss`, `kl_penalty` in nats and `kl_loss`, the penalty times its coefficient.  The
+    course's looks log-probs up before it masks: -100 is not an index, so its example ends in an error.  It divides the
+    KL by its coefficient to report it, which 0 ends too, and lets the gradient into the reference.
     """
     kept = labels != IGNORED
     require_not_empty(labels[kept], "labels")
@@ -138,4 +138,4 @@ def grpo_sequence_loss(
 
 def require_not_empty(counted: Tensor, name: str) -> None:
     if not counted.numel():
-        raise UserError(f"{name}: no position counts, so there is no mean.  Skip such a batch.")
+        raise UserError(f"{name}: no position counts, so the mean is undefined.  Skip such a batch.")

@@ -49,7 +49,7 @@ def feature_expectation_from_trajectories(
 def initial_probabilities_from_trajectories(n_states: int, demos: Iterable[TrajectoryLike]) -> Float[ndarray, " state"]:
     """The share of walks that begin in each state.
 
-    The homework skips walks without a step and still divides by the number of all, unless its reader thinks of it.
+    The homework skips walks without a step but still divides by the number of all walks, unless its reader notices.
     """
     from posttrain.irl.course import start_histogram
 
@@ -90,7 +90,7 @@ def maxent_irl(
 
         ω ← ω · exp(α_t (μ_E - μ_ω)),   α_t = lr / (1 + t),   R = features · ω
 
-    It stops where no weight moves by more than `eps`, which is because the step has shrunk: the features are not
+    It stops when no weight moves by more than `eps`, which happens because the step has shrunk: the features are not
     matched (.81 off on the homework's own grid, whose test allows .85).  `posttrain irl irl-course-exact` matches them.
     """
     from posttrain.irl.course import recover_reward
@@ -113,7 +113,7 @@ def demonstrations_of(demos: Iterable[TrajectoryLike]) -> "Demonstrations":
 
 
 def world_of(p_transition: Float[ndarray, "state next action"]) -> "TabularMDP":
-    """The homework's table, in a world that goes on after its terminal states."""
+    """The homework's table, in a world that continues after its terminal states."""
     from posttrain.irl.mdp import TabularMDP
 
     return TabularMDP.from_dense(p_transition, layout="state next action", start=0)

@@ -1,4 +1,4 @@
-"""GRPO on an adapter as the homework on inverse RL and GRPO writes it: sample groups, score them, update, evaluate."""
+"""GRPO on an adapter, as in the homework on inverse RL and GRPO: sample groups, score them, update, evaluate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def completion_log_probs(
 ) -> Float[Tensor, " row"]:
     """log π of each row's completion in nats, with its gradient: the sum over its tokens, stop token included.
 
-    Rows are padded on the left before the prompt and on the right behind the completion.  The homework takes the
+    Rows are padded on the left before the prompt and on the right after the completion.  The homework takes the
     length of a prompt for its end, which is wrong in a row that is padded on the left; and it masks by token id, which
     drops the stop token where that is the padding too.  It also samples at a temperature of 0.9 and scores at 1: give
     the `temperature` that was sampled at.
@@ -59,9 +59,7 @@ def completion_log_probs(
         prompts.append(tuple(row[start - length : start]))
         answers.append(until_stop(row[start:], policy.stop_ids, padding))
         if not answers[-1]:
-            raise UserError(
-                f"sequences: row {len(answers) - 1} has no completion behind its prompt of {length} tokens."
-            )
+            raise UserError(f"sequences: row {len(answers) - 1} has no completion after its prompt of {length} tokens.")
     logprobs = policy.completion_logprobs(Completions(prompts, answers, range(len(prompts))), temperature=temperature)
     row_of = torch.tensor([i for i, each in enumerate(answers) for _ in each], device=logprobs.device)
     return torch.zeros(len(answers), dtype=logprobs.dtype, device=logprobs.device).index_add(0, row_of, logprobs)
@@ -123,7 +121,7 @@ def grpo_update(
     if grad_accum < 1:
         raise UserError(f"grad_accum = {grad_accum}: must be at least 1.")
     if not adapter_parameters(model):
-        raise UserError("model: has no adapter, so nothing can be its reference.  Add one, with peft for example.")
+        raise UserError("model: has no adapter, so it cannot be its own reference.  Add one, for example with peft.")
     optimizer.zero_grad()
     losses, paid = list[float](), list[Tensor]()
     for _ in range(grad_accum):

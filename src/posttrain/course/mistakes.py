@@ -1,7 +1,7 @@
 """The mistakes of course notebooks that `posttrain course mistake` trains with and without.
 
 Numbers are those of docs/learn/mistakes/.  The trainer has the mistakes as switches; a reward with a mistake is a
-grader that is paid in place of the exercise's own.
+grader that replaces the exercise's own.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from posttrain.runs.files import save_figure
 
 @dataclass(frozen=True, kw_only=True)
 class CourseMistake:
-    """One mistake, what it is tried on and what tells."""
+    """One mistake, its exercise, and what reveals it."""
 
     title: str
     exercise: Exercise
     pays: Grader | None = None
     """The reward with the mistake, where the mistake is in the reward."""
     told_by: str
-    """The metric, alarm or message of this library that tells."""
+    """The metric, alarm or message of this library that reveals it."""
 
 
 MISTAKES = {
@@ -54,7 +54,7 @@ MISTAKES = {
     6: CourseMistake(
         title="the KL is computed one position too late",
         exercise=exercises.EARLY_LETTER,
-        told_by="no metric: `kl` looks plausible.  A test with known probabilities tells",
+        told_by="no metric: `kl` looks plausible.  A test with known probabilities reveals it",
     ),
     7: CourseMistake(
         title="the completion is decoded, stripped and tokenised again, with the prompt",
@@ -97,14 +97,14 @@ MISTAKES = {
     ),
 }
 IGNORED_LABELS = 5
-"""The mistake that ends in an error before anything is trained."""
+"""The mistake that ends in an error before training."""
 PANELS = (
     ("reward", "honest_reward", "reward"),
     ("kl", "true_kl", "KL, nats per token"),
     ("length", "", "length, tokens"),
     ("grad_norm", "", "gradient norm"),
 )
-"""What the trainer measured, what a right one would have, and the title."""
+"""What the trainer measured, what a correct one would have measured, and the title."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def try_mistake(number: int, *, num_steps: int = 20) -> Trial:
 
 
 def trial_table(trial: Trial) -> str:
-    """First and last step of both, a line for each number."""
+    """First and last step of both runs, one line per number."""
     runs, steps = (trial.right, trial.wrong), f"{'first':>10}{'last':>10}"
     lines = [f"{'':28}{'without':>20}{'with the mistake':>22}", f"{'step':28}{steps}  {steps}"]
     for each in fields(MeasuredStep):
@@ -143,9 +143,9 @@ def shown_number(value: float) -> str:
 
 LABELS = {
     "reward": "reward, as paid",
-    "honest_reward": "reward, by a right grader",
+    "honest_reward": "reward, by a correct grader",
     "kl": "KL, as computed",
-    "true_kl": "KL, computed right",
+    "true_kl": "KL, computed correctly",
     "length": "tokens of a completion",
     "cut_off": "share cut off by the limit",
     "grad_norm": "gradient norm of the policy",
@@ -155,7 +155,7 @@ LABELS = {
 
 
 def draw_trial(trial: Trial, picture: Path, title: str = "") -> None:
-    """Four panels: reward, KL, length and gradient norm; dashed is what a right trainer measures."""
+    """Four panels: reward, KL, length and gradient norm; dashed lines are what a correct trainer measures."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 2.7), layout="constrained")
@@ -183,7 +183,7 @@ def draw_trial(trial: Trial, picture: Path, title: str = "") -> None:
 
 
 def ignored_labels() -> str:
-    """Mistake 5, which trains nothing: -100 is looked up before it is masked."""
+    """Mistake 5, which trains nothing: it looks up -100 before masking it."""
     torch.manual_seed(0)
     logprobs, labels = torch.randn(4, 10).log_softmax(-1), torch.tensor([3, 7, -100, -100])
     try:

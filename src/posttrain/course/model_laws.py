@@ -1,4 +1,4 @@
-"""Laws of the course's functions that need a model: what must hold of any right version of them.
+"""Laws of the course's functions that need a model: what must hold for any correct version.
 
 The model is the bundled one that answers additions, with an adapter where the function wants one.
 """
@@ -23,7 +23,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """A sentence that holds of a function, and the trial that says how it fails; an empty string where it holds."""
+    """A sentence that holds for a function, and a trial that says how it fails; an empty string if it holds."""
 
     says: str
     fault: Callable[[Function], str]
@@ -105,7 +105,7 @@ def step_learns(function: Function) -> str:
 
 
 def step_skips(function: Function) -> str:
-    """Whether a group of equal rewards costs nothing."""
+    """Whether a group of equal rewards has no loss."""
     model, tokenizer = bundled()
     loss, mean, _ = function(model, tokenizer, PROMPT, "52", lambda *_: 0.9, 4, 1.0, 12)
     return off(loss, 0.0, "loss") or off(mean, 0.9, "mean reward") or off(gradient_norm(model), 0.0, "gradient norm")
@@ -156,7 +156,7 @@ def samples_hold_prompts(function: Function) -> str:
 
 
 def reference_is_not_the_policy(function: Function) -> str:
-    """No completion of four tokens has the form, so advantages are 0 and only the KL is left."""
+    """No completion of four tokens has the form, so advantages are 0 and only the KL remains."""
     model, tokenizer = bundled(adapted=True)
     optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.0)
     config = HomeworkConfig(max_new_tokens=4, temperature=1.0)
@@ -188,7 +188,7 @@ def head_beside_logits(function: Function) -> str:
 
 
 def rlhf_has_a_policy_term(function: Function) -> str:
-    """Whether rewards alone move the policy."""
+    """Whether rewards without the other losses move the policy."""
     model, tokenizer = bundled()
     reference = bundled()[0]
     actor = TransformerWithValueHead(model)
@@ -204,7 +204,7 @@ def rlhf_has_a_policy_term(function: Function) -> str:
 
 
 def equal_models_score_alike(function: Function) -> str:
-    """A model beside itself."""
+    """A model compared with itself."""
     model, tokenizer = bundled()
     means = function(PROMPT, model, model, tokenizer, 8)
     return off(means["trained"], means["reference"], "mean reward of the model compared with itself")
@@ -275,7 +275,7 @@ LAWS = {
     ],
     "grpo_step": [
         Law(says="different rewards leave a gradient", fault=step_learns),
-        Law(says="equal rewards leave none", fault=step_skips),
+        Law(says="equal rewards leave no gradient", fault=step_skips),
     ],
     "completion_log_probs": [Law(says="rows padded on both sides, stop token included", fault=row_log_probs)],
     "sample_group": [Law(says="rows begin with their prompts", fault=samples_hold_prompts)],

@@ -37,7 +37,7 @@ def lessons() -> dict[str, Path]:
 
 
 def cells(text: str) -> Iterator[LessonCell]:
-    """The cells of a lesson; what is before the first one does not count."""
+    """The cells of a lesson; lines before the first one are ignored."""
     starts = [*CELL.finditer(text)]
     for start, end in zip(starts, [*(match.start() for match in starts[1:]), len(text)], strict=True):
         body = text[start.end() : end].strip("\n")

@@ -1,4 +1,4 @@
-"""The log-prob of a response, and a GRPO step on one prompt, as chapters 4 and 5 of a course on GRPO write them."""
+"""The log-prob of a response, and a GRPO step on one prompt, as in chapters 4 and 5 of a course on GRPO."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,11 +32,11 @@ def compute_log_probs(
 ) -> Float[Tensor, ""]:
     """log π(response | prompt) in nats, with its gradient: the sum over the response's tokens.
 
-    The response is text, or better the token ids that were sampled, stop token included: text does not say where it
-    was cut into tokens, and the policy is never taught to stop without it.  The course's computes the forward pass
-    under `no_grad`, against its own comment, so that its loss has no gradient; and it tokenises prompt and response
-    together and the prompt alone, which is wrong if a token spans both.  Dropout is off: the model is put into
-    eval mode.
+    The response is text, or better the token ids that were sampled, stop token included: text does not say where it was
+    cut into tokens, and without the stop token the policy never learns to stop.  The course's version computes the
+    forward pass under `no_grad`, against its own comment, so its loss has no gradient.  It also tokenises prompt and
+    response together, and then only the prompt, which is wrong if a token spans both.  Dropout is off: the model is put
+    into eval mode.
     """
     policy = as_policy(model, tokenizer)
     tokens = tuple(token_ids(tokenizer, response, special=False) if isinstance(response, str) else response)

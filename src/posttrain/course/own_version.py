@@ -36,7 +36,7 @@ def check_own_version(name: str, file: str) -> Iterator[str]:
 
 
 def fault_of(own: Callable[..., Any], check: Case | Law, name: str) -> str:
-    """What is wrong; an empty string where nothing is."""
+    """What is wrong; an empty string if nothing is."""
     try:
         return check.fault(own) if isinstance(check, Law) else fault_of_case(own, check, name)
     except UserError:
@@ -51,7 +51,7 @@ def fault_of(own: Callable[..., Any], check: Case | Law, name: str) -> str:
 
 def fault_of_case(own: Callable[..., Any], case: Case, name: str) -> str:
     """The first number of the result, or of its gradient, that differs."""
-    arguments = [deepcopy(each) for each in case.arguments]  # a version that writes into them spoils no other case
+    arguments = [deepcopy(each) for each in case.arguments]  # a version that writes into them must not change others
     of = None if case.slope_of is None else arguments[case.slope_of]
     if isinstance(of, Tensor):
         of.requires_grad_()
@@ -68,7 +68,7 @@ def fault_of_case(own: Callable[..., Any], case: Case, name: str) -> str:
 
 
 def difference(found: object, expected: object, where: str) -> str:
-    """The first place where two results differ, with both numbers; an empty string where there is none."""
+    """The first place where two results differ, with both numbers; an empty string if there is none."""
     if isinstance(expected, Tensor | np.ndarray):
         return array_difference(found, np.asarray(expected), where)
     if isinstance(expected, Mapping):

@@ -32,7 +32,7 @@ class MeasuredStep:
     reward: float
     """Mean reward, as this trainer pays it."""
     honest_reward: float
-    """The same completions by a grader without a mistake."""
+    """The same completions by a correct grader."""
     kl: float
     """KL to the reference in nats per token, as this trainer computes it."""
     true_kl: float
@@ -50,7 +50,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRows:
-    """Rows of tokens, and which of them are taken for completions."""
+    """Rows of tokens, and which of them count as completions."""
 
     tokens: Int64[Tensor, "row length"]
     begin: Int64[Tensor, " row"]
@@ -61,7 +61,7 @@ class ScoredRows:
 
     def all_logits(self, model: PreTrainedModel) -> Float[Tensor, "row length vocab"]:
         attention = (self.tokens != self.padding).long()
-        positions = (attention.cumsum(dim=1) - 1).clamp(min=0)  # those that the sampler gave: padding has none
+        positions = (attention.cumsum(dim=1) - 1).clamp(min=0)  # as the sampler gave them: padding has no position
         logits: Tensor = model(self.tokens, attention_mask=attention, position_ids=positions).logits
         return logits
 
@@ -88,7 +88,7 @@ class Sample:
     texts: list[str]
     rows: ScoredRows
     log_mu: Float[Tensor, "row time"]
-    """What the sampler says that each token's log-prob is."""
+    """Each token's log-prob by the sampler."""
     prompt_lengths: Int64[Tensor, " row"]
     rewards: Float[Tensor, " row"]
     honest_reward: float
@@ -98,7 +98,7 @@ class Sample:
 def train(
     exercise: Exercise, mistake: int = 0, pays: Grader | None = None, *, num_steps: int = 20
 ) -> list[MeasuredStep]:
-    """Train the adapter and report every step; `pays` is the reward where it is not the exercise's own grader."""
+    """Train the adapter and report every step; `pays` is the reward, if it is not the exercise's own grader."""
     torch.manual_seed(0)
     policy = exercise.policy()
     model, tokenizer, reports = policy.model.eval(), policy.tokenizer, list[MeasuredStep]()
@@ -143,7 +143,7 @@ def train(
 def rows_taken(sample: Sample, tokenizer: PreTrainedTokenizerBase, mistake: int) -> ScoredRows:
     """The rows that the trainer scores."""
     match mistake:
-        case 3:  # the number of the prompt's tokens, as if no padding stood before them
+        case 3:  # the number of the prompt's tokens, as if there were no padding before them
             return replace(sample.rows, begin=sample.prompt_lengths)
         case 7:
             return tokenised_again(tokenizer, sample)
@@ -226,7 +226,7 @@ def right_passes(rows: ScoredRows, model: PreTrainedModel) -> tuple[Tensor, Tens
 def report(
     sample: Sample, logprobs: Tensor, passes: tuple[Tensor, Tensor], *, kl: float, grad_norm: float, loss: float
 ) -> MeasuredStep:
-    """The step's numbers, and beside them those of the sampled tokens and the true reference."""
+    """The step's numbers, and the correct ones from the sampled tokens and the true reference."""
     right, (logits, reference) = sample.rows, passes
     both = min(logprobs.shape[1], sample.log_mu.shape[1])
     gaps = (logprobs[:, :both] - sample.log_mu[:, :both]).abs()

@@ -111,7 +111,7 @@ def function_at(path: str) -> Callable[..., Any]:
 
 
 def tool_of(function: Callable[..., Any], where: str, *, in_text: Callable[[str], Any] | None = None) -> Tool:
-    """A function as a tool.  Raises UserError where its hints or its docstring do not describe all arguments."""
+    """A function as a tool.  Raises UserError if its hints or its docstring do not describe all arguments."""
     from transformers.utils.chat_template_utils import (
         DocstringParsingException,
         TypeHintParsingException,

@@ -165,7 +165,7 @@ class ReplyWorkers:
     def close(self) -> None:
         """Close the remaining environments; there are no further replies.  Closing twice does nothing.
 
-        Async calls are cancelled once no `close` is under way.  An environment whose call has not returned a second
+        Async calls are cancelled once no `close` is in progress.  An environment whose call has not returned a second
         after the last `close` is left to that call: a warning counts those.
         """
         if self._closed:

@@ -37,7 +37,7 @@ class OpenGroup:
     is_open: bool = False
 
     def open(self, environments: Environments) -> None:
-        """The prompt with what `reset` added, the same for all.  Raises UserError where it is not."""
+        """The prompt with what `reset` added, the same for all.  Raises UserError if it is not."""
         begun = [(member.sample, member.exchanges[0].reply) for member in self.members if not member.failure]
         expected = self.added if self.is_open else (begun[0][1] if begun else None)
         other = next((each for each in begun if each[1] != expected), None)

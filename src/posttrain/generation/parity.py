@@ -94,7 +94,7 @@ def engine_in_parity(policy: Policy, *, max_rows: int, longest: int) -> InProces
     """An engine whose log-probs agree with the trainer's, for sequences up to `longest` tokens.
 
     Where they are not, the next slower way is tried: the model's own forward pass, then the same without a cache.  The
-    engine's policy has the reason.  Raises UserError where the last one fails too.
+    engine's policy has the reason.  Raises UserError if the last one fails too.
     """
     limit, longest = gap_limit(policy), tried_length(policy, longest)
     way: Policy | None = policy
@@ -113,7 +113,7 @@ def engine_in_parity(policy: Policy, *, max_rows: int, longest: int) -> InProces
 
 
 def slower(policy: Policy, reason: str) -> Policy | None:
-    """The next slower way to sample, with the reason; None where there is none."""
+    """The next slower way to sample, with the reason; None if there is none."""
     if native_refusal(policy) is None:
         return replace(policy, native_reason=reason.format("by the native kernel"))
     if policy.forward_reason is None:

@@ -136,9 +136,9 @@ class Sampled:
     logprobs: tuple[float, ...]
     """log μ(token) in nats, after temperature and before any cut."""
     cut_logprobs: tuple[float, ...] | None = None
-    """log-probs under the cut distribution that was sampled, in nats; None where nothing was cut."""
+    """log-probs under the cut distribution that was sampled, in nats; None if nothing was cut."""
     alternatives: Alternatives | None = None
-    """For each token the likeliest tokens there with log μ in nats; None where the request asks for none."""
+    """For each token the likeliest tokens there with log μ in nats; None if the request asks for none."""
     finish: Finish
     ended_by_text: bool = False
     """Whether one of `Request.stop_texts` ended it; `finish` is then LENGTH."""

@@ -296,7 +296,7 @@ class WeightInfo:
     __pydantic_config__ = OPEN
     weight_version: str
     posttrain: OwnFacts | None = None
-    """None where the server is not ours."""
+    """None if the server is not ours."""
 
 
 Record = TypeVar("Record")

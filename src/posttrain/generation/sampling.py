@@ -29,7 +29,7 @@ class SampledTokens(NamedTuple):
     logprobs: Float[Tensor, " row"]
     """After temperature and before any cut."""
     cut_logprobs: Float[Tensor, " row"] | None
-    """Under the distribution that was sampled; None where nothing is cut."""
+    """Under the distribution that was sampled; None if nothing is cut."""
 
 
 def sample(

@@ -2,7 +2,7 @@
 
     turns = Turns()                                  who may use the engine; the trainer comes first
     with SharedEngine(engine, turns) as shared:
-        sample_groups(shared, prompts, request)      in as many threads as there are steps under way
+        sample_groups(shared, prompts, request)      in as many threads as there are steps in progress
 
 To each thread it looks like its own engine, whose other completions change nothing.
 """
@@ -196,7 +196,7 @@ class SharedEngine(EngineInTurns):
     def _sample_all(self) -> None:
         """Sample while anything is open, a token at a time.
 
-        Raises RunError where nothing is done for as long as the engine's patience, without the trainer's turns.
+        Raises RunError if nothing is done for as long as the engine's patience, without the trainer's turns.
         """
         waited = 0.0
         while True:

@@ -1,4 +1,4 @@
-"""Inverse reinforcement learning: which reward makes the demonstrated behaviour the natural one.
+"""Inverse reinforcement learning: which reward explains the demonstrated behaviour.
 
     world = IcyGridWorld(5, slip=0.2)
     demonstrations = sample_demonstrations(world, policy, num_episodes=200, rng=np.random.default_rng(0))

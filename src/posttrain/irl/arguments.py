@@ -1,4 +1,4 @@
-"""What callers give, as what the mathematics takes; what it cannot use is refused by the name of the argument.
+"""Converts callers' arguments into what the mathematics takes; an invalid one is rejected by its name.
 
 Lists, whole numbers and flags become arrays of floats.  Numbers obey a `Law`.
 """
@@ -31,7 +31,7 @@ POSITIVE: Law = ("a finite number greater than 0", lambda number: 0 < number < n
 NON_NEGATIVE: Law = ("a finite number of at least 0", lambda number: 0 <= number < np.inf)
 
 NOT_AN_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError)
-"""What numpy raises where it cannot make an array: lists of different lengths, tensors that have a gradient."""
+"""What numpy raises if it cannot make an array: lists of different lengths, tensors with a gradient."""
 SIZE_LIMIT = 1e100
 """The squares and sums of larger numbers are infinite in double precision."""
 LARGEST_INTEGER = 2**63 - 1

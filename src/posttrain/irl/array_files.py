@@ -1,4 +1,4 @@
-"""Reading files of numpy arrays, which may hold anything: nothing in them can run, and all must be real numbers."""
+"""Reads files of numpy arrays, which may hold anything: nothing in them can run, and all must be real numbers."""
 
 import tokenize
 import zipfile
@@ -15,11 +15,11 @@ DAMAGED = (
     *(ValueError, TypeError, EOFError, RuntimeError, MemoryError),
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
 )
-"""What numpy and zipfile raise on reading what numpy did not write, or wrote and something changed."""
+"""What numpy and zipfile raise for a file that numpy did not write, or that was changed later."""
 
 
 def file_path(path: object) -> Path:
-    """A path; refuses numbers, which `open` takes for files that are open already."""
+    """A path; rejects numbers, which `open` takes for files that are already open."""
     if not isinstance(path, str | Path) or not str(path):
         raise UserError(f"path = {path!r}: give the name of a file")
     return Path(path)
@@ -54,7 +54,7 @@ def stored_arrays(path: object, names: Sequence[str], where: str) -> ndarray | d
                 return content
             found = {name: content[name] for name in names if name in content}
     except FileNotFoundError:
-        raise UserError(f"{where}{path}: there is no such file") from None
+        raise UserError(f"{where}{path}: the file does not exist") from None
     except OSError as error:
         raise UserError(f"{where}{path}: cannot be read: {error.strerror or error}") from error
     except DAMAGED as error:

@@ -34,9 +34,9 @@ class MaxCausalEntIRL:
     discount: float = 1.0
     """At 1 every episode must be able to end."""
     temperature: float = 1.0
-    """How much entropy is worth, in units of reward: the lower, the greedier the policy that is fitted."""
+    """How much entropy is worth, in units of reward; a lower value fits a greedier policy."""
     horizon: int | None = None
-    """Actions in an episode at most; None is without limit."""
+    """Most actions in an episode; None means no limit."""
     l2: float = 1e-3
     """Penalty (l2/2)‖θ‖².  With 0, features that no policy can match have no finite weights."""
     solver: SolverName = "auto"
@@ -98,7 +98,7 @@ class MaxCausalEntIRL:
         return Setting(features=features, start=start, **shared)
 
     def action_counts(self, known: Demonstrations, mdp: TabularMDP) -> np.ndarray:
-        """Undiscounted: every decision says as much as any other."""
+        """Undiscounted: every decision counts equally."""
         if self.horizon is None:
             return discounted_counts(known, mdp, discount=1.0).acting
         check_horizon(known, self.horizon)
@@ -122,7 +122,7 @@ def warn_unless_converged(fit: Fit) -> None:
 
 
 def warn_unless_possible(fit: Fit) -> None:
-    """Warn the caller about moments that no policy has: with a penalty they make finite weights too."""
+    """Warn the caller about moments that no policy has: with a penalty, they also give finite weights."""
     room = UNMATCHED * max(float(np.abs(numbers).max()) for numbers in (fit.moments, fit.expected))
     if not (fit.converged and fit.setting.l2) or fit.gap <= room or (least := least_known_gap(fit)) <= room:
         return
@@ -148,7 +148,7 @@ def least_known_gap(fit: Fit) -> float:
 
 
 def gap_report(fit: Fit) -> str:
-    """How near a fit without penalty comes to its moments, and how near any policy can.
+    """How close a fit without penalty gets to its moments, and how close any policy can get.
 
     Where the linear program is slow, or there is a horizon, duality bounds it: g(θ) is the most that any policy has of
     τ H(π) + θ·(E_π[φ] - μ), and entropy H is not negative, so no policy's gap is below -g(θ)/‖θ‖₁.

@@ -38,7 +38,7 @@ def occupancy_from(
     check_start(starts)
     if discount == 1:
         visited = visited_states(mdp, acting, starts)
-        # Elsewhere it may go round for ever, and the matrix be singular.
+        # Elsewhere it may loop without end, which makes the matrix singular.
         acting = np.where(visited[:, None], acting, 0.0)
     try:
         visits: ndarray = policy_system(mdp, acting, discount).solve(starts, "T")
@@ -77,7 +77,7 @@ def finite_occupancy(
 def visited_states(
     mdp: TabularMDP, policy: planning.Policy, start: Float[ndarray, " state"]
 ) -> Bool[ndarray, " state"]:
-    """The states that a policy visits.  Raises Divergence where it never ends from one of them."""
+    """The states that a policy visits.  Raises Divergence if it never ends from one of them."""
     edges = next_state_table(mdp, policy)
     edges.eliminate_zeros()
     visited = reachable(edges, start > 0)
@@ -123,7 +123,7 @@ def policy_divergence(
 
 
 def policy_value(mdp: TabularMDP, reward: arguments.Numbers, policy: arguments.Numbers, *, discount: float) -> float:
-    """What an episode of a policy earns, without entropy: Σ_s,a D(s) π(a|s) r(s,a), and what its end pays."""
+    """The return of a policy's episode, without entropy: Σ_s,a D(s) π(a|s) r(s,a), and the reward of its end."""
     paid, visits = planning.reward_array(mdp, reward), occupancy(mdp, policy, discount=discount)
     acting = np.where(mdp.terminal[:, None], 0.0, visits[:, None] * policy_array(mdp, policy))
     earned = (acting * planning.per_action(mdp, paid)).sum()

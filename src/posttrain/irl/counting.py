@@ -23,7 +23,7 @@ class Counts:
     acting: Float[ndarray, "state action"]
     """How often each action was taken in each state."""
     ending: Float[ndarray, " state"]
-    """How often an episode was ended in each terminal state."""
+    """How often an episode ended in each terminal state."""
     entered: Float[ndarray, " state"]
     """How often a step led to each state, with the discount of the step."""
 
@@ -41,7 +41,7 @@ def visit_totals(demonstrations: Demonstrations, num_states: int) -> Float[ndarr
 
 
 def discounted_counts(demonstrations: Demonstrations, mdp: TabularMDP, *, discount: float) -> Counts:
-    """Visits as planning pays for them: at each action, and at the end in a terminal state.
+    """Visits as planning counts them: at each action, and at the end in a terminal state.
 
     The last state of a truncated episode is not counted, since nothing was done there.
     """
@@ -90,7 +90,7 @@ def in_world(demonstrations: Demonstrations, mdp: TabularMDP) -> Demonstrations:
 
 
 def impossible_entries(known: Demonstrations, mdp: TabularMDP) -> Iterator[Fault]:
-    """Steps that the world does not have, and ends that are none."""
+    """Steps that the world does not have, and ends in states that are not terminal."""
     acting, actions = np.flatnonzero(known.acting), known.actions
     source, following = known.states[acting], known.states[known.visit_times > 0]
     last = known.states[known.first_visits + known.lengths]
@@ -131,9 +131,9 @@ def check_horizon(known: Demonstrations, horizon: int | None, what: str = "demon
 
 
 def check_whole(known: Demonstrations, mdp: TabularMDP, *, discount: float, horizon: int | None) -> None:
-    """Refuse totals of episodes that were cut off: a policy's totals are of whole ones.
+    """Reject totals of episodes that were cut off: a policy's totals are over whole episodes.
 
-    At a discount below 1 what follows a cut is worth γ^T of an episode; a warning says so where that is noticeable.
+    At a discount below 1, the part after a cut is worth γ^T of an episode; a warning says so if that is noticeable.
     """
     last = known.states[known.first_visits + known.lengths]
     cut = ~mdp.terminal[last]

@@ -4,10 +4,11 @@ Ziebart, Maas, Bagnell & Dey 2008, "Maximum entropy inverse reinforcement learni
 exponentiated gradient of Kivinen & Warmuth 1997.  `maxent.py` and `causal.py` solve what this approximates.
 
 It fits its own data badly.  On the 5×5 icy grid the two paid states come out on top, yet the policy's expected visits
-stay .81 away from the demonstrations' in one state, where some policy comes within .023.  Its paths are twice as long
-as the demonstrated ones.  It stops because the step has shrunk (α_t = α/(1+t): all 454 steps together move by Σ α_t =
-1.34), not because anything was matched; weights stay positive, so that every step is paid and long paths pay; and under
-random dynamics the difference followed is the gradient of nothing, for the partition lets paths choose their slips.
+stay .81 away from the demonstrations' in one state, where some policy gets within .023.  Its paths are twice as long as
+the demonstrated ones.  It stops because the step has shrunk (α_t = α/(1+t): all 454 steps together move by Σ α_t =
+1.34), not because it matched anything.  Weights stay positive, so every step is paid and long paths earn more.  And
+under random dynamics the difference that it follows is not a gradient, since the partition lets paths choose their
+slips.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from posttrain.irl.mdp import (
 from posttrain.irl.planning import reward_array
 
 EARLY = 1e-6
-"""The backward sweep stops once no Z changes by more."""
+"""The backward sweep stops once no Z changes by more than this."""
 STEEPNESS = 50.0
 """How strongly the course's expert prefers a better state, per unit of value."""
 
@@ -45,7 +46,7 @@ PerState = Float[ndarray, " state"]
 
 @dataclass(frozen=True, eq=False)
 class CourseFit:
-    """What the course's algorithm ends with."""
+    """The result of the course's algorithm."""
 
     weights: Float[ndarray, " feature"]
     visitations: PerState

@@ -16,7 +16,7 @@ from posttrain.irl.features import Features, dense
 from posttrain.irl.planning import FinitePlan, Policy, SoftPlan
 
 BLOCK = 4096
-"""States whose dQ are held at once."""
+"""Most states whose dQ are in memory at once."""
 
 Successors = Float[ndarray, "state feature"]
 Matrix = Float[ndarray, "feature feature"]

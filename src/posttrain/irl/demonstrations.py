@@ -1,8 +1,8 @@
 """Demonstrations: episodes of any length, kept end to end without padding.
 
-An episode of T actions has T + 1 states.  `terminated` says that the world ended it, `truncated` that someone stopped
-watching (a time limit).  A truncated episode shows what was done, not what would have followed: it can be fitted by
-likelihood at any discount, but its totals are not those of a whole episode.
+An episode of T actions has T + 1 states.  `terminated` says that the world ended it, `truncated` that the recording
+stopped (a time limit).  A truncated episode does not show what would have followed: it can be fitted by likelihood at
+any discount, but its totals are not those of a whole episode.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class Demonstrations:
     """Actions in each episode."""
     terminated: Bool[ndarray, "..."]
     truncated: Bool[ndarray, "..."]
-    """How each episode ended.  Both may hold; neither means that it was cut off without a flag."""
+    """How each episode ended.  Both flags may be true; if neither is, it was cut off without a flag."""
 
     def __post_init__(self) -> None:
         vars(self).update(checked_fields(vars(self)))
@@ -126,8 +126,8 @@ class Demonstrations:
     def from_imitation(trajectories: Iterable[object], *, time_limit: int | None = None) -> "Demonstrations":
         """From trajectories of the `imitation` library: `obs` (state numbers), `acts`, `terminal` and `infos`.
 
-        There a time limit makes an episode `terminal` too.  Only the last of the infos says so, and they are mostly not
-        kept: with the environment's `time_limit`, episodes of that many actions count as truncated.
+        In that library a time limit also makes an episode `terminal`.  Only the last of the infos says so, and infos
+        are mostly dropped: with the environment's `time_limit`, episodes of that many actions count as truncated.
         """
         limit = None if time_limit is None else checked_integer(time_limit, "time_limit", least=1)
         return Demonstrations.from_episodes(

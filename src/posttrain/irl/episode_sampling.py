@@ -1,4 +1,4 @@
-"""Making demonstrations: walking through a world with a policy and a fixed seed."""
+"""Makes demonstrations: walks through a world with a policy and a fixed seed."""
 
 from functools import cache
 

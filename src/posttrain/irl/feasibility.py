@@ -1,4 +1,4 @@
-"""Weights to start a fit from, and the smallest gap that any policy can reach."""
+"""Start weights for a fit, and the smallest gap that any policy can reach."""
 
 import numpy as np
 from scipy.sparse import block_array, csr_array, diags_array, eye_array, hstack
@@ -14,7 +14,7 @@ from posttrain.irl.objectives import Plan, PlannedObjective, Setting
 MARGIN = 0.1
 """Cost of a step beyond the entropy that it adds, as a share of it: values at the start are far from infinite."""
 MAX_PAIRS = 50_000
-"""Pairs of state and action up to which a linear program is tried."""
+"""Most pairs of state and action for which a linear program is tried."""
 
 
 def feasible_start(objective: PlannedObjective) -> Point[Plan]:
@@ -26,7 +26,7 @@ def feasible_start(objective: PlannedObjective) -> Point[Plan]:
 
         r_θ(s,a) + Σ_s' P(s'|s,a) W(s') - W(s) ≤ -τ log A      so that T W ≤ W, and sweeps from W fall to a finite V
 
-    Raises Divergence where neither finds any: the features cannot express that an episode should end.
+    Raises Divergence if neither finds any: the features cannot express that an episode should end.
     """
     setting = objective.setting
     zero = np.zeros(setting.features.num_features)
@@ -111,8 +111,8 @@ def smallest_gap(setting: Setting, moments: Numbers) -> float:
 
         min g   over visits x(s,a) ≥ 0 and ends y(s) ≥ 0:   |Φᵀ(x, y) - μ| ≤ g,   Σ_a x(s,a) - γ Σ Pᵀ x = start(s)
 
-    No estimator can do better, so compare a fit's gap with this.  Without horizon only.  At discount 1 it may be
-    approached and not reached, by policies that take a loop ever more rarely, and then ever longer.
+    No estimator can do better, so compare a fit's gap with this.  Only without a horizon.  At discount 1 policies may
+    approach it without reaching it, by taking a loop more rarely and for longer.
     """
     from scipy.optimize import linprog
 

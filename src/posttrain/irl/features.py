@@ -1,4 +1,4 @@
-"""Rewards linear in features, r = θ · φ: of the state one is in, of the action too, or of the state entered."""
+"""Rewards linear in features, r = θ · φ, of the current state, of state and action, or of the next state."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -28,8 +28,8 @@ class LinearReward:
     on: Place = "state"
     """"state": earned on acting there, and on arriving in a terminal state.  "next_state": earned on every arrival."""
     ends: Numbers | csr_array | None = None
-    """With "state_action", which itself pays ends nothing: a row for each state, the same features earned on
-    arriving in it where it is terminal.  Rows of other states are not read."""
+    """Only with "state_action", which pays nothing for ends: a row for each state, with the features earned on arriving
+    there if it is terminal.  Rows of other states are ignored."""
 
     def bound(self, mdp: TabularMDP) -> "Features":
         """The features as planning in this world uses them, checked."""
@@ -83,7 +83,7 @@ class Features:
 
     @property
     def on_arrival(self) -> ndarray | csr_array | None:
-        """Features of arriving in each terminal state; None where there are none."""
+        """Features of arriving in each terminal state; None if there are none."""
         return self.table if self.per_state else self.ends
 
     @property

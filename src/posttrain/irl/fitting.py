@@ -32,13 +32,14 @@ class Fit:
     moments: Weights
     """Features of a demonstration, which `expected` should match."""
     num_demonstrations: int
-    """How many there were; 0 where there were only moments."""
+    """Number of demonstrations; 0 for a fit to moments."""
     gap_error: float
     """The most by which rounding in the solves can have changed an entry of `expected`."""
     log_likelihood: float
-    """Mean log π(a|s) of the demonstrated actions, in nats; NaN where there were only moments."""
+    """Mean log π(a|s) of the demonstrated actions, in nats; NaN for a fit to moments."""
     converged: bool
-    """Whether the gradient fell to the tolerance.  If not, and l2 = 0, no weights may match these moments."""
+    """Whether the gradient fell to the tolerance.  If not, and l2 = 0, there may be no weights that match these
+    moments."""
     history: tuple[tuple[float, float], ...]
     """Objective and largest gradient entry, features in units of their size, at the start and after
     each iteration."""

@@ -1,4 +1,4 @@
-"""Square grids, dry and icy, built without ever filling a dense table.
+"""Square grids, dry and icy, built without a dense table.
 
 State y · size + x; actions 0 to 3 move +x, -x, +y, -y; a move over the edge stays.
 """
@@ -26,7 +26,7 @@ class IcyGridWorld(TabularMDP):
     slip: float
 
     def __init__(self, size: int, slip: float = 0.2, *, start: Start = 0, terminal: Ends | None = None) -> None:
-        """Without `terminal` the last corner ends an episode; an empty one makes a world without end."""
+        """Without `terminal` the last corner ends an episode; an empty one makes a world without ends."""
         size = checked_integer(size, "size", least=1)
         checked_number(slip, "slip", SHARE)
         num_states = size * size

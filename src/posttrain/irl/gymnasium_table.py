@@ -1,8 +1,8 @@
 """Reading the transition table of a gymnasium environment.
 
-`P[s][a]` lists what may follow: (probability, next state, reward, whether the episode ends).  The end is a flag of the
-transition there and a property of the state here: a table in which one state ends some episodes and not others is
-refused.  States that cannot be reached from the start are left out (Taxi: 96 of 500).  Reads the tables of gymnasium
+`P[s][a]` lists what may follow: (probability, next state, reward, whether the episode ends).  There, the end is a flag
+of the transition; here, it is a property of the state.  A table in which one state ends some episodes and not others is
+rejected.  States that cannot be reached from the start are left out (Taxi: 96 of 500).  Reads the tables of gymnasium
 0.29 and 1.x.  Changes by wrappers are not in the table.
 """
 
@@ -23,7 +23,7 @@ Outcome = tuple[float, int, float, bool]
 
 @dataclass
 class TableContents:
-    """The lines that were read of a table, and by which pair each state was first entered."""
+    """The lines read from a table, and the pair by which each state was first entered."""
 
     lines: list[tuple[int, int, int, float, float]] = field(default_factory=list)
     """State, action, next state, probability, reward."""

@@ -1,4 +1,4 @@
-"""Solving I - γ P: by factors where the world is flat, by iteration where factors would fill in.
+"""Solves I - γ P: by factors if the world is flat, by iteration if factors would fill in.
 
 The matrix is diagonally dominant by rows with no positive entry off the diagonal (an M-matrix), so its factors need no
 pivoting, and an ordering for symmetric patterns halves the fill on grids.  Factors of a cube of 46³ states, or of 10⁴
@@ -20,13 +20,13 @@ from posttrain.errors import RunError
 
 
 class Divergence(RunError):
-    """No finite values exist, or none that double precision can tell from infinite ones."""
+    """No finite values exist, or double precision cannot tell them from infinite ones."""
 
 
 class ConvergenceWarning(UserWarning):
     """A fit ended before its gradient fell to the tolerance.
 
-    The fit says so itself (`converged`): who reads that may silence this with
+    The fit says so too (`converged`).  To silence the warning, use
     `warnings.simplefilter("ignore", ConvergenceWarning)`.
     """
 
@@ -36,17 +36,17 @@ NARROW = 300
 SQUARE = 2.0
 """The same in units of the root of all its states, which is what separates a square."""
 AIM = 1e-14
-"""What an iteration leaves over, as a share of the right-hand side."""
+"""Residual of an iteration, as a share of the right-hand side."""
 ACCURACY = 1e-12
-"""What may be left over in the end, relative to the largest entries of the right-hand side and the solution."""
+"""Largest final residual, relative to the largest entries of the right-hand side and the solution."""
 ROUNDS = 6
-"""Times that an iteration is begun, each with what the last one left over."""
+"""How often an iteration is started, each time from the last residual."""
 MAX_ITERATIONS = 3000
 LARGEST_FACTORED = 20_000
-"""States up to which a system that iteration does not solve is factorised however wide: dense factors take 3 GB."""
+"""Most states for which a system that iteration does not solve is factorised, however wide: dense factors take 3 GB."""
 
 Direction = Literal["N", "T"]
-"""Whether a system is solved as it is, or transposed."""
+"""Whether a system is solved directly or transposed."""
 
 
 @runtime_checkable
@@ -60,7 +60,7 @@ class Solver(Protocol):
 def solver(matrix: csc_array, *, wide: bool) -> Solver:
     """The best solver of I - γ P, whose diagonal must be stored in full.
 
-    Raises Divergence where it is singular, which needs discount 1 and a policy that never leaves some states; for a
+    Raises Divergence if it is singular, which needs discount 1 and a policy that never leaves some states; for a
     wide one only when it is solved.
     """
     return IterativeSolver(matrix) if wide else lu_factors(matrix)
@@ -75,7 +75,7 @@ def lu_factors(matrix: csc_array) -> SuperLU:
 
 @dataclass(frozen=True, eq=False)
 class IterativeSolver:
-    """A system that is solved by iteration, and by factors only where that does not settle."""
+    """A system that is solved by iteration, and by factors only if that does not converge."""
 
     matrix: csc_array
 
@@ -97,7 +97,7 @@ class IterativeSolver:
         return lu_factors(left)
 
     def solve(self, right: ndarray, trans: Direction = "N") -> ndarray:
-        """Raises Divergence where neither iterations nor factors solve it."""
+        """Raises Divergence if neither iterations nor factors solve it."""
         table, solution = self.rows if trans == "N" else self.matrix.T, np.empty(right.shape)
         columns, solved = right.reshape(len(right), -1), solution.reshape(len(right), -1)
         for place, column in enumerate(columns.T):
@@ -107,7 +107,7 @@ class IterativeSolver:
 
 
 def bicgstab_solution(table: csr_array, right: ndarray) -> ndarray | None:
-    """The solution for one right-hand side; None where no iteration settles.
+    """The solution for one right-hand side; None if no iteration settles.
 
     BiCGSTAB measures the residual along the right-hand side.  For an episode that starts in one state and takes a
     certain way that residual is 0 after one step, and it breaks down.  So later rounds start from a guess whose

@@ -1,8 +1,8 @@
 """Maximum entropy inverse RL of 2008, done exactly: Ziebart, Maas, Bagnell & Dey, AAAI 2008.
 
-Fits the distribution over paths whose features match the demonstrations.  As a model of behaviour it is right only
-where the dynamics are deterministic: elsewhere it chooses its slips, and the policy read off it, executed, visits other
-states than the model predicts.  `executed_gap` in the result says how far off; use `MaxCausalEntIRL` there.
+Fits the distribution over paths whose features match the demonstrations.  As a model of behaviour it is only right for
+deterministic dynamics.  Otherwise it chooses its slips, and its policy, when executed, visits other states than the
+model predicts.  `executed_gap` in the result says how far off; use `MaxCausalEntIRL` there.
 """
 
 import warnings
@@ -80,7 +80,7 @@ class PathFit:
     expected: Weights
     """Features of the model's own paths, under tilted dynamics."""
     executed: Weights
-    """Features of an episode of the policy in the world as it is."""
+    """Features of an episode of the policy under the true dynamics."""
     moments: Weights
     converged: bool
     """Whether the gradient that is followed fell to the tolerance."""
@@ -108,10 +108,11 @@ class MaxEntIRL:
     """Settings of a fit of the path model, at discount 1, with features of states."""
 
     gradient: Literal["tilted", "algorithm1"] = "tilted"
-    """"tilted" is the gradient of the likelihood.  "algorithm1" is none under random dynamics: its zero is sought.
+    """"tilted" is the gradient of the likelihood.  "algorithm1" is not a gradient under random dynamics: its zero is
+    sought.
 
-    It had a zero for every l2 > 0 that was tried.  Where it has none, as with l2 = 0 and visits that no such policy
-    has, the fit stops early and reports that it has not converged.
+    It had a zero for every l2 > 0 that was tried.  Without a zero, as with l2 = 0 and visits that no such policy has,
+    the fit stops early and reports that it has not converged.
     """
     l2: float = 1e-3
     tolerance: float = 1e-8

@@ -1,4 +1,4 @@
-"""A finite decision process known in full, as a sparse table: the world that inverse RL plans in.
+"""A fully known finite decision process, as a sparse table: the world that inverse RL plans in.
 
 A transition costs 12 bytes, so 10⁵ states with four actions and four outcomes each take 21 MB where a dense table
 would take 319 GB.  An episode ends on entering a terminal state, and in no other way: that state pays once, on arrival,
@@ -142,7 +142,7 @@ class TabularMDP:
 
     @cached_property
     def wide(self) -> bool:
-        """Whether policies' linear systems are better solved by iteration than by factors, which would fill in."""
+        """Whether to solve policies' linear systems by iteration, because factors would fill in."""
         return is_wide(state_graph(self))
 
     def never_ending(self) -> Int[ndarray, " state"]:
@@ -191,7 +191,7 @@ def without_rows(table: csr_array, dropped: Bool[ndarray, " row"]) -> csr_array:
 
 
 def terminal_mask(terminal: Ends, num_states: int) -> Bool[ndarray, " state"]:
-    """A flag per state, from such flags or from the numbers of the terminal ones; refuses what could be either."""
+    """A flag per state, from such flags or from the numbers of the terminal states; rejects what could be either."""
     arguments.check_unmasked(terminal, "terminal")
     several = isinstance(terminal, Iterable) and not isinstance(terminal, ndarray | str | bytes)
     listed: object = list(terminal) if several else terminal  # type: ignore[arg-type]

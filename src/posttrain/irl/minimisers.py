@@ -25,13 +25,13 @@ ARMIJO = 1e-4
 """The share of the promised decrease that a step must bring."""
 SMALLEST_STEP = 1e-10
 LARGEST_WEIGHTS = 1e8
-"""Weights beyond this are on the way to infinity: no finite ones match the moments."""
+"""Larger weights are diverging: no finite weights match the moments."""
 FLAT = 1e-12
-"""Curvature below this share of the largest counts as 0: nothing can be learned in that direction."""
+"""Curvature below this share of the largest counts as 0: the data says nothing in that direction."""
 SLACK = 1e-13
 """Relative change of a value that rounding may cause."""
 PATIENCE = 100
-"""Steps of Newton's method without a smaller gradient after which it stops."""
+"""Newton's method stops after this many steps without a smaller gradient."""
 MEMORY = 100
 """Steps that L-BFGS remembers: cheap compared with planning, and enough for all curvature of that many weights.
 
@@ -208,7 +208,7 @@ def minimise_lbfgs(
         if following is None and not pairs:
             break
         if following is None:
-            pairs.clear()  # the memory misleads: begin again downhill
+            pairs.clear()  # the memory misleads: start again downhill
             continue
         moved, bent = following.weights - point.weights, following.gradient - point.gradient
         if moved @ bent > FLAT * (bent @ bent):

@@ -73,7 +73,7 @@ def tilted_outcomes(plan: PathPlan) -> csr_array:
 def path_partition(mdp: TabularMDP, reward: Numbers, *, guess: Numbers | None = None) -> PathPlan:
     """Solve for V from the uniform choice of actions, or from a `guess` where that leads somewhere.
 
-    Raises Divergence where the sum over paths is infinite: a loop whose rewards do not outweigh its many ways.
+    Raises Divergence if the sum over paths is infinite: a loop whose rewards do not outweigh its many ways.
     """
     paid, choices = reward_array(mdp, reward), merged_choices(mdp)
     if paid.ndim != 1:

@@ -1,4 +1,4 @@
-"""Planning: the best policy, and the policy of maximum entropy (soft planning), with nothing dense in sight.
+"""Planning: the best policy, and the policy of maximum entropy (soft planning), without dense tables.
 
 Soft planning maximises reward plus temperature · entropy of the actions, each counted with its discount:
 
@@ -44,7 +44,7 @@ Policy = Float[ndarray, "state action"]
 
 @dataclass
 class StallDetector:
-    """Notices sweeps that lead nowhere: changes that have not shrunk enough over 2·S of them and more."""
+    """Detects sweeps without progress: changes that have not shrunk enough over 2·S sweeps or more."""
 
     num_states: int
     sweeps: int = 0
@@ -195,7 +195,7 @@ def value_iteration(
 
 
 def greedy_policy(mdp: TabularMDP, q: arguments.Numbers) -> Policy:
-    """All probability on the first best action of each state."""
+    """A policy with all probability on the first best action of each state."""
     shape = (arguments.require_kind(mdp, TabularMDP, "mdp").num_states, mdp.num_actions)
     policy = np.zeros(shape)
     policy[np.arange(mdp.num_states), arguments.shaped_array(q, "q", shape).argmax(axis=1)] = 1
@@ -279,7 +279,7 @@ def solve_soft_values(problem: Problem, values: Float[ndarray, " state"]) -> Sof
                 break
             return SoftPlan(problem=problem, values=values, policy=policy, system=forwards)
         before = moved
-    raise problem.diverged(f"values reach {largest:.3g} and episodes hardly ever end")
+    raise problem.diverged(f"values reach {largest:.3g} and episodes almost never end")
 
 
 def newton_converged(
@@ -287,7 +287,7 @@ def newton_converged(
 ) -> bool:
     """Whether Newton's method has converged: it moved values by `moved` and, the last time, by `before`.
 
-    A step may be mere rounding of a small remainder, which long episodes make large.
+    A step may be only the rounding of a small remainder, which long episodes enlarge.
     """
     rounding = bool(np.abs(left_over).max() <= TOLERANCE * largest) and before / 2 <= moved <= 1e-6 * largest
     return moved <= TOLERANCE * max(scale, largest) or rounding

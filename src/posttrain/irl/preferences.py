@@ -11,8 +11,8 @@ any world and with R_θ discounted as the fit is, it makes preferences a second,
     g(θ) + (τ/N) Σ_pairs softplus(-θ·Δφ/τ),   g the dual of N demonstrations, Δφ = φ(ζ) - φ(ζ')
 
 Both terms are convex.  At discount 1 in a deterministic world both are τ/N times a negative log-likelihood (the dual's
-up to a constant), so comparisons and demonstrations are weighted by their information.  Preferences can settle what
-demonstrations cannot: how much a goal is worth, when all reach it.
+up to a constant), so comparisons and demonstrations are weighted by their information.  Preferences can determine what
+demonstrations cannot: how much a goal is worth if every demonstration reaches it.
 
 Without demonstrations only the second term remains and N is the number of pairs, as for reward models.  Features that
 both paths of every pair share are then not identified.
@@ -144,7 +144,7 @@ class PreferenceFit:
     reward: Reward
     """θ · φ, per state or per state and action."""
     log_likelihood: float
-    """Mean log-probability of the stated preferences, in nats; log ½ is that of a guess."""
+    """Mean log-probability of the stated preferences, in nats; a guess has log ½."""
     agreement: float
     """The share of comparisons in which the preferred path has the larger reward."""
     converged: bool

@@ -1,4 +1,4 @@
-"""Directions in which weights move and behaviour does not, and how certain the others are.
+"""Directions in which weights can move without changing behaviour, and how certain the others are.
 
 Rewards that differ by potential shaping make the same policy (Ng, Harada & Russell 1999), so no amount of data can
 distinguish them.  With linear rewards the Hessian then lacks full rank.
@@ -32,7 +32,7 @@ class Identifiability:
     free: Float[ndarray, "feature direction"]
     """Orthonormal directions along which weights can move and no policy changes."""
     identified: Bool[ndarray, " feature"]
-    """Whether each single weight is determined: no free direction moves it."""
+    """Whether each weight is determined: no free direction moves it."""
 
     @property
     def rank(self) -> int:

@@ -1,4 +1,4 @@
-"""Recovering a reward from demonstrations, as `posttrain irl` does it, and using what was found.
+"""Recovers a reward from demonstrations, as `posttrain irl` does, and uses the result.
 
 `recover` goes from a recipe to a run folder; `environment` trains other libraries on a learned reward; `pictures`
 draws.  The mathematics is in `posttrain.irl`.  Nothing here needs torch; this file does not need scipy.

@@ -1,4 +1,4 @@
-"""The `demonstrations` section as episodes, and the expert behind them."""
+"""The `demonstrations` section as episodes, and the expert who made them."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ COURSE_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExpertEpisodes:
-    """Episodes, and the expert behind them where the world's rewards are known."""
+    """Episodes, and the expert who made them if the world's rewards are known."""
 
     episodes: Demonstrations
     reward: planning.Reward | None
@@ -63,8 +63,8 @@ def expert(options: SampledOptions, world: World, rewards: planning.Reward) -> t
     grid = world.endless
     assert grid is not None, "IrlConfig sees to that"
     if discount == 1:
-        raise UserError("demonstrations.discount = 1: the course's expert is paid in ends for ever; use less than 1")
+        raise UserError("demonstrations.discount = 1: the course's expert is paid in ends without limit; use less")
     values = planning.value_iteration(grid.mdp, rewards, discount=discount, tolerance=COURSE_TOLERANCE)
     for_ever = rewards.copy()
-    for_ever[grid.ends] /= 1 - discount  # the worth of staying there
+    for_ever[grid.ends] /= 1 - discount  # the value of staying there
     return expert_policy(grid.intended, values, steepness=options.steepness), for_ever

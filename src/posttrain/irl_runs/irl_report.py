@@ -1,4 +1,4 @@
-"""What `posttrain irl` says: its plan, a line for each evaluation of the fit, warnings, and its results."""
+"""What `posttrain irl` prints: its plan, a line for each evaluation of the fit, warnings, and its results."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,10 +17,10 @@ ROUNDING = 1e-8
 RESULTS = (
     ("gap", "gap", "largest difference of a feature from the demonstrations"),
     ("least_gap", "least gap", "that any policy can reach"),
-    ("visits_gap", "visits gap", "largest difference in visits of a state, the policy carried out"),
+    ("visits_gap", "visits gap", "largest difference in visits of a state, with the policy carried out"),
     ("steps_per_episode", "steps", "of an episode of the policy"),
     ("log_likelihood", "log-likelihood", "nats per demonstrated action"),
-    ("value_lost", "value lost", "by the policy, of what the expert is after"),
+    ("value_lost", "value lost", "by the policy, under the expert's reward"),
     ("value_lost_greedy", "value lost, greedy", "by its likeliest actions"),
     ("value_lost_by_expert", "value lost, expert", "by the expert itself"),
 )

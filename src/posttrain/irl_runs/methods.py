@@ -58,7 +58,7 @@ class RecoveredReward:
     measures: Mapping[str, object] = field(default_factory=dict)
     """Other entries of summary.json that this method has."""
     setting: Setting | None = None
-    """For the least gap of any policy; None where policies are not stationary."""
+    """For the least gap of any policy; None if policies are not stationary."""
 
     @property
     def gap(self) -> float:
@@ -168,7 +168,7 @@ def fit_measures(fit: Fit) -> dict[str, object]:
 
 
 def least_gap(recovered: RecoveredReward) -> float | None:
-    """The least gap of any policy; None where no linear program finds it."""
+    """The least gap of any policy; None if no linear program finds it."""
     if recovered.setting is None:
         return None
     try:
@@ -182,7 +182,7 @@ NUM_TOP = 5
 
 
 def expected_visits(mdp: TabularMDP, policy: AnyPolicy) -> Float[ndarray, " state"] | None:
-    """Expected visits of each state in an episode of the policy; None where it may never end."""
+    """Expected visits of each state in an episode of the policy; None if it may never end."""
     if policy.ndim == 3:
         visits: ndarray = finite_occupancy(mdp, policy, discount=1.0, horizon=len(policy)).sum(axis=0)
         return visits
@@ -197,7 +197,7 @@ def demonstrated_visits(world: World, expert: ExpertEpisodes) -> Float[ndarray, 
 
 
 def value_lost(world: World, expert: ExpertEpisodes, policy: AnyPolicy | None) -> float | None:
-    """How much less than the best policy a policy earns of what the expert is after; None where that is unknown."""
+    """How much less of the expert's reward a policy earns than the best one; None if that reward is unknown."""
     if expert.reward is None or policy is None or policy.ndim == 3:
         return None
     try:

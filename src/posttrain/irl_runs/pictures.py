@@ -119,7 +119,7 @@ def map_or_line(
     *,
     limits: tuple[float, float] | None = None,
 ) -> None:
-    """A number for each state: as a map where the world lies on a page, else over the numbers of its states."""
+    """A number for each state: as a map if the world has a layout, else over the numbers of its states."""
     axes.set_title(title, loc="left", fontsize=11)
     if world.layout is None:
         axes.plot(world.mdp.states, worth, ".", color=BLUE, markersize=4)
@@ -138,14 +138,14 @@ def map_or_line(
 
 
 def on_page(mdp: TabularMDP, layout: Layout, worth: PerState) -> Float[ndarray, "height width"]:
-    """A number for each place of a map; NaN where no state can be."""
+    """A number for each place of a map; NaN where no state exists."""
     page = np.full(layout.height * layout.width, np.nan)
     page[mdp.states] = worth
     return page.reshape(layout.height, layout.width)
 
 
 def by_number(mdp: TabularMDP, policy: Policy) -> Float[ndarray, "action number"]:
-    """A column for each number that the environment gives a state; NaN where nothing is done or no state can be."""
+    """A column for each of the environment's state numbers; NaN where nothing is done or no state exists."""
     page = np.full((int(mdp.states.max()) + 1, mdp.num_actions), np.nan)
     page[mdp.states] = np.where(mdp.terminal[:, None], np.nan, policy)
     return page.T

@@ -79,7 +79,7 @@ class IrlFolder(Folder):
 
 
 def without_infinities(numbers: Mapping[str, object]) -> dict[str, object]:
-    """The same with null where a number is none: JSON has no NaN or infinity."""
+    """The same with null for NaN and infinity, which JSON does not have."""
 
     def finite(value: object) -> object:
         if isinstance(value, Mapping):
@@ -90,7 +90,7 @@ def without_infinities(numbers: Mapping[str, object]) -> dict[str, object]:
 
 
 PACKAGES = ("posttrain", "numpy", "scipy", "gymnasium")
-"""Packages that numbers depend on."""
+"""Packages that results depend on."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,7 +106,7 @@ class IrlRun:
 
 
 def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
-    """Find the reward behind demonstrations; `posttrain irl` in Python.
+    """Find the reward that explains demonstrations; `posttrain irl` in Python.
 
     `watchers` get `on_step` with the numbers of each evaluation of the fit, counted from 1, and `on_end` with the
     summary.  Evaluations are not lines of metrics.jsonl, so the return value of `on_step` is ignored.
@@ -127,7 +127,7 @@ def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
             world = make_world(config.world)
         with clock("demonstrations"), progress.stage("demonstrations"):
             expert = make_expert_episodes(config.demonstrations, world)
-            in_world(expert.episodes, world.mdp)  # for its errors, before anything long begins
+            in_world(expert.episodes, world.mdp)  # for its errors, before anything slow begins
             features = methods.linear_reward(config.features, world)
             num_features = features.bound(world.mdp).num_features
         progress.start(irl_plan_lines(config, world, expert, num_features))

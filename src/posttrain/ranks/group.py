@@ -1,8 +1,8 @@
 """The processes of one run, its ranks.  Torch-free, and a run in one process needs nothing else.
 
-Rank 0 leads: it has the folder, the task, the rewards and the progress, and decides what comes next.  The others follow
-its calls (`training.following`).  Inside a call all ranks run the same code: each takes its share of the micro-batches,
-and what they find is gathered or summed.
+Rank 0 leads: it owns the folder, the task, the rewards and the progress, and decides what comes next.  The others
+follow its calls (`training.following`).  Inside a call all ranks run the same code: each takes its share of the
+micro-batches, and the results are gathered or summed.
 """
 
 import os
@@ -36,7 +36,7 @@ class Dealt(Generic[Item]):
 
 
 class RankGroup:
-    """A group of one process, in which nothing is sent; `processes.RankProcesses` is one of several."""
+    """A group of one process, which sends nothing; `processes.RankProcesses` is a group of several."""
 
     rank: int = 0
     size: int = 1
@@ -46,7 +46,7 @@ class RankGroup:
     """The signal that a rank got, if any: the run is to stop."""
 
     def leading(self, call: str, *given: object) -> AbstractContextManager[None]:
-        """On rank 0, the others run this call as well, with what is given; inside it, they run the same code."""
+        """On rank 0: the others run this call too, with these arguments; inside it, all run the same code."""
         return nullcontext()
 
     def broadcast(self, value: Result) -> Result:
@@ -58,7 +58,7 @@ class RankGroup:
         return [value]
 
     def meet(self) -> None:
-        """Wait until all ranks are here, however long that takes.  Raises RunError if one is gone."""
+        """Wait until all ranks arrive, however long that takes.  Raises RunError if one is gone."""
 
     def agree(self, what: str, digest: Callable[[], str]) -> None:
         """Raise RunError if a digest differs between ranks; learn of signals that other ranks got."""
@@ -71,7 +71,7 @@ class RankGroup:
         """Raise RunError if rank 0 has ended."""
 
     def naming_peers(self) -> AbstractContextManager[None]:
-        """Raise a RunError with the message of the rank that failed, where this one can only tell that one did."""
+        """Raise a RunError with the message of the rank that failed, if this one only knows that some rank did."""
         return nullcontext()
 
     def budget(self, tokens: int, most: int) -> int:
@@ -108,7 +108,7 @@ class RankGroup:
         return [result for _, result in sorted(together, key=lambda pair: pair[0])]
 
     def at_work(self, *, done: bool = False) -> None:
-        """On other ranks: say that a call which rank 0 does not wait for makes progress, or is done."""
+        """On other ranks: report progress or the end of a call that rank 0 does not wait for."""
 
     def wait_for_others(self) -> None:
         """On rank 0: wait until that call is done, however long it takes.
@@ -117,7 +117,7 @@ class RankGroup:
         """
 
     def next_call(self) -> tuple[str, tuple[Any, ...]]:
-        """The next call of rank 0 and what it gives, however long that takes.  Raises RunError if rank 0 is gone."""
+        """The next call of rank 0 and its arguments, however long that takes.  Raises RunError if rank 0 is gone."""
         raise AssertionError("rank 0 follows nobody")
 
     def finish(self, result: Result) -> Result:
@@ -125,7 +125,7 @@ class RankGroup:
         return result
 
     def has_begun(self) -> bool:
-        """Whether an earlier attempt of this job, which torchrun restarted, began the run: it is then resumed."""
+        """Whether an earlier attempt of this job, which torchrun restarted, began the run, which is then resumed."""
         return False
 
     def begins(self) -> None:
@@ -143,7 +143,7 @@ def num_ranks() -> int:
 
 
 def leads() -> bool:
-    """Whether this is rank 0, which alone says how a run ended: a starter ends all ranks when one has failed."""
+    """Whether this is rank 0, the only one that reports how a run ended: a starter ends all ranks if one fails."""
     return num_ranks() == 1 or os.environ.get("RANK") == "0"
 
 

@@ -1,4 +1,4 @@
-"""Joining the group of ranks that the environment describes; a run in one process joins none."""
+"""Joining the group of ranks that the environment describes; a run in one process does not join one."""
 
 import os
 from collections.abc import Iterator

@@ -23,11 +23,11 @@ from posttrain.ranks.group import RankGroup, Result
 from posttrain.ranks.rank_store import RankStore, holds_store, store_address
 
 LOOK_SECONDS = 1.0
-"""How often a waiting rank looks whether rank 0 is alive."""
+"""How often a waiting rank checks that rank 0 is alive."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.0005, 0.02
-"""Seconds between looks for the next call of rank 0."""
+"""Seconds between checks for the next call of rank 0."""
 TOLD_WITHIN_SECONDS = 2.0
-"""How long a rank whose connection broke waits for the message of the one that failed."""
+"""How long a rank with a broken connection waits for the message of the rank that failed."""
 OF_THE_GROUP = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Timed out waiting")
 """Texts in the errors of collectives."""
 DONE = "done"
@@ -36,7 +36,7 @@ CONTINUE = "Continue from the last checkpoint with --resume RUN (in Python train
 MMAP_THRESHOLD, LARGE_BYTES = -3, 2**20
 """The number of glibc's option (malloc.h: M_MMAP_THRESHOLD), and the smallest tensor that it is set for."""
 JOINED = count()
-"""Groups of this process so far: each has keys of its own in the store."""
+"""Groups of this process so far: each has its own keys in the store."""
 
 
 class RankProcesses(RankGroup):
@@ -50,7 +50,7 @@ class RankProcesses(RankGroup):
         self._heard: dict[int, tuple[str, float]] = {}
         """The last sign of life of ranks that this one waits for, and when it came."""
         self._gone: list[int] = []
-        """Ranks that cannot say themselves how they ended."""
+        """Ranks that cannot report how they ended."""
 
     @contextmanager
     def leading(self, call: str, *given: object) -> Iterator[None]:
@@ -179,7 +179,7 @@ class RankProcesses(RankGroup):
         return RunError(f"rank {rank}: {message}")
 
     def tell(self, error: BaseException) -> None:
-        """Tell the other ranks what ended this one, unless one of them failed first."""
+        """Tell the other ranks why this one ended, unless one of them failed first."""
         if self.store.read("failed"):
             return
         if not isinstance(error, UserError | KeyboardInterrupt):
@@ -190,7 +190,7 @@ class RankProcesses(RankGroup):
         self.store.write("failed", json.dumps(told))
 
     def last_error(self, error: BaseException) -> BaseException:
-        """What this rank ends with: its own error, which the others learn of, or that of the rank that failed first."""
+        """The error of this rank, which is sent to the others, or that of the rank that failed first."""
         told_there = ToldElsewhere(str(error), getattr(error, "exit_code", 1))
         try:
             failed_before, ended = bool(self.store.read("failed")), self.store.ended()

@@ -1,6 +1,6 @@
-"""What ranks know of each other beside collectives: texts in the store of their starter, and signs of life.
+"""What ranks know about each other apart from collectives: texts in the store of their starter, and signs of life.
 
-A store that cannot be reached answers nothing for as long as the network is cut, so each call has a time limit.
+A store that cannot be reached does not answer while the network is cut, so each call has a time limit.
 """
 
 import os
@@ -25,7 +25,7 @@ from posttrain.ranks.group import Result
 BEAT_SECONDS = 1.0
 """Between two signs of life of a rank."""
 SILENT_SECONDS = 5.0
-"""A rank without a sign of life for so long has ended, hangs, or cannot be reached."""
+"""A rank without a sign of life for this long has ended, hangs, or cannot be reached."""
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 
@@ -36,10 +36,10 @@ class RankStore:
         """`number` tells the groups of a process apart; `seconds` is the time limit of connecting and of a call."""
         self.rank, self.number, self.limit_seconds = rank, number, seconds
         self.seconds = seconds
-        """What a call waits now: less than its limit once the store was out of reach."""
+        """How long a call waits now: less than its limit after the store could not be reached."""
         self.others = [each for each in range(size) if each != rank]
         self._processes: dict[int, tuple[str, int]] = {}
-        """Machine and process of other ranks, as far as they are known."""
+        """Machine and process of other ranks, if known."""
         self.job, self.attempt = self.keys(store_of_process(rank, seconds))
         self.write(f"process/{rank}", f"{machine()} {os.getpid()}")
 
@@ -79,7 +79,7 @@ class RankStore:
 
     def not_started(self) -> list[int]:
         """Other ranks that have never reached the store."""
-        with suppress(RuntimeError):  # nobody can tell
+        with suppress(RuntimeError):  # unknown
             return [rank for rank in self.others if not self.read(f"process/{rank}")]
         return []
 
@@ -93,14 +93,14 @@ class RankStore:
         return [rank for rank, (place, process) in known if place == here and not is_running(process)]
 
     def wake_others(self) -> None:
-        """Let ranks of this machine that were stopped go on: they would not heed a starter that ends them."""
+        """Continue stopped ranks of this machine: while stopped, they would ignore a starter that ends them."""
         for place, process in self._processes.values():
             if place == machine():
                 with suppress(OSError):
                     os.kill(process, SIGCONT)
 
     def silent(self, ranks: Iterable[int]) -> list[int]:
-        """Those that give no sign of life for a while."""
+        """Those that have given no sign of life for a while."""
         before, until = {rank: self.read(f"alive/{rank}") for rank in ranks}, time.monotonic() + SILENT_SECONDS
         while before and time.monotonic() < until:
             time.sleep(0.1)
@@ -108,7 +108,7 @@ class RankStore:
         return [*before]
 
     def show_life(self, done: threading.Event) -> None:
-        """Say again and again that this rank is alive, over a connection of its own."""
+        """Report regularly that this rank is alive, over its own connection."""
         try:
             _, store = self.keys(connected(self.limit_seconds))
             for number in count(1):
@@ -121,7 +121,7 @@ class RankStore:
 
 @cache
 def store_of_process(rank: int, seconds: float) -> TCPStore:
-    """Held as long as the process: where rank 0 is the host of the store, others read it until they end."""
+    """Kept as long as the process: if rank 0 hosts the store, others read it until they end."""
     return connected(seconds, is_host=holds_store(rank))
 
 
@@ -146,7 +146,7 @@ def store_address() -> str:
 
 
 def machine() -> str:
-    """Where a number names one process: a host, or a container that sees its own processes only."""
+    """A place where a number names one process: a host, or a container that only sees its own processes."""
     marks = [socket.gethostname()]
     with suppress(OSError):  # Linux has them
         marks += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]

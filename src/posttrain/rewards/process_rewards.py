@@ -62,7 +62,7 @@ def process_rewards(
 
 
 def turn_rewards(groups: Sequence[Group]) -> Float64[Tensor, " token"] | None:
-    """What replies of an environment earned, on the token that ends the turn; None where no reply earned anything.
+    """What replies of an environment earned, on the token that ends the turn; None if no reply earned anything.
 
     NaN on other tokens, as in `process_rewards`.
     """

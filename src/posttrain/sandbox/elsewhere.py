@@ -192,7 +192,7 @@ class Remote:
         )
 
     def stop(self) -> None:
-        """Requests under way end at their time limit."""
+        """Requests in progress end at their time limit."""
 
     def run(self, run: ReplayRun) -> Execution:
         ended = self.run_for(run.text, run.stdin.decode("utf-8", "surrogatepass"), run.limits.wall_seconds)
@@ -237,7 +237,7 @@ class Remote:
 
 
 def read_within(response: IO[bytes], until: float) -> bytes:
-    """All of a reply.  Raises OSError where it is late, even if parts of it keep coming."""
+    """All of a reply.  Raises OSError if it is late, even if parts of it keep coming."""
     content = bytearray()
     while part := response.read1(READ_BYTES):  # type: ignore[attr-defined]  # as every HTTP response has it
         content += part

@@ -93,7 +93,7 @@ class ForkServerClient:
             close(descriptors)
 
     def receive(self) -> bytes:
-        """The next message.  Raises BlockingIOError where there is none yet, and ServerLost."""
+        """The next message.  Raises BlockingIOError if there is none yet, and ServerLost."""
         try:
             payload = self.control.recv(MESSAGE_BYTES)
         except OSError as error:
@@ -201,7 +201,7 @@ class ProcessPool(Sandbox):
         self._end_all()
 
     def opened(self) -> ForkServerClient:
-        """The server, started and probed.  Raises SandboxUnavailable where a probe was not refused."""
+        """The server, started and probed.  Raises SandboxUnavailable if a probe was not refused."""
         if self.server is None:
             server = ForkServerClient(self.options)
             try:

@@ -202,7 +202,7 @@ class ReplaySandbox(Sandbox):
             conversation.ended(self, process, event.execution)
 
     def close(self) -> None:
-        """End everything; later ends of runs under way are ignored."""
+        """End everything; later ends of runs in progress are ignored."""
         self.alive.clear()
         self.to_run.clear()
         self.under_way = 0

@@ -89,7 +89,7 @@ PATIENCE = 5.0
 
 
 def thread_waits(pid: int) -> dict[str, float] | None:
-    """Seconds that each living thread of a process has waited; None where this cannot be read."""
+    """Seconds that each living thread of a process has waited; None if this cannot be read."""
     try:
         return {thread: waited_by(f"{pid}/task/{thread}") for thread in os.listdir(f"/proc/{pid}/task")}
     except (OSError, IndexError, ValueError):
@@ -346,7 +346,7 @@ def readable(content: bytes) -> int:
 
 
 def read_pipe(descriptor: int) -> bytes | None:
-    """The content so far: empty at the end, None where there is nothing yet."""
+    """The content so far: empty at the end, None if there is nothing yet."""
     try:
         return os.read(descriptor, READ_BYTES)
     except BlockingIOError:

@@ -1,17 +1,17 @@
 """Countdown problems without end: drawn by (seed, index), solvable by construction, with a held-out set apart.
 
-A problem's numbers are drawn from a pool, with replacement, and its target is the value of a random arithmetic tree
-over them whose steps all stay in the non-negative integers; if the target is unwanted, the problem is drawn again.  One
+A problem's numbers are drawn from a pool, with replacement.  Its target is the value of a random arithmetic tree over
+them whose steps all stay in the non-negative integers; if the target is unwanted, the problem is drawn again.  One
 multiset of numbers in ten, chosen by a hash, is held out: no training problem ever has it, whatever its target.
 
 The course's variant draws four numbers and makes the target from three of them, so that it is solvable under
 `subset`; under `all` the solver leaves out what is not.  Its fourth operator is |a - b|.
 
-**The solver** is an exact search.  A multiset of numbers makes a value by being split in two parts, each of which makes
-a value, and one operation on these.  Only values ≥ 0 are kept, and of a - b only the side that is: for numbers ≥ 0 this
-loses none, since exchanging the sides of subtractions makes the same magnitude without signs.  A negative target is
-as reachable as its magnitude: the grader allows a sign in front.  For each value of the smaller part the solver looks
-up what the other would have to be.  Under `all`, 4, 5 and 6 numbers took 0.4, 4 and 42 ms.
+**The solver** is an exact search.  It splits a multiset of numbers in two parts, finds each part's values, and joins
+two values by one operation.  Only values ≥ 0 are kept, such as |a - b| of a difference: for numbers ≥ 0 no value is
+lost, since exchanging the sides of a subtraction gives the same magnitude.  A negative target is as reachable as its
+magnitude: the grader allows a sign in front.  For each value of the smaller part the solver looks up what the other
+would have to be.  Under `all`, 4, 5 and 6 numbers took 0.4, 4 and 42 ms.
 """
 
 import hashlib
@@ -111,7 +111,7 @@ HELD_OUT_SHARE = 10
 """One number multiset in this many is held out."""
 
 MAX_DRAWS = 20_000
-"""Draws in a row without a new problem after which no more are made: there is none, or it is rarer than this."""
+"""Draws in a row without a new problem after which drawing stops: no new one exists, or it is rarer than this."""
 
 MAX_LISTING = 25_000_000
 """Largest number of multisets, times 8 ** num_numbers as the time for each goes, for which all problems are listed."""
@@ -154,7 +154,7 @@ def held_out(numbers: tuple[int, ...]) -> bool:
 
 
 def make_target(numbers: tuple[int, ...], operators: str, rng: Random) -> int | None:
-    """The value of a random arithmetic tree over all the numbers, or None where a step leaves the integers."""
+    """The value of a random arithmetic tree over all the numbers, or None if a step leaves the integers."""
     values = list(numbers)
     while len(values) > 1:
         a = values.pop(rng.randrange(len(values)))
@@ -202,8 +202,8 @@ def held_out_problems(difficulty: Difficulty, rule: NumbersRule, size: int) -> l
     """This many held-out problems, no two with the same multiset and target: the same ones for every seed.
 
     They are drawn as training problems are, repetitions left out, so a common problem is likely to be among them.  When
-    drawing finds no more, the remaining problems are listed: there are enough, or it is an error.  (If listing would take minutes
-    it is skipped, and the error counts what was drawn.)
+    drawing finds no more, the remaining problems are listed: there are enough, or it is an error.  (A listing of
+    minutes is skipped; the error then counts drawn problems.)
     """
     rng = Random("countdown held out")
     found: dict[tuple[Numbers, int], Countdown] = {}

@@ -258,7 +258,7 @@ def source_names(options: DatasetOptions) -> list[str]:
 
 
 def held_out_of(options: DatasetOptions, rows: Rows | None, bad: BadRows) -> list[DatasetRow] | None:
-    """The rows that are held out by name; None where a share of all is."""
+    """The rows that are held out by name; None if a share of all is."""
     if rows is not None:
         return numbered_rows(rows, f"held_out_{MEMORY}", bad)
     if options.held_out_path:

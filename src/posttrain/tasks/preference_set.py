@@ -192,7 +192,7 @@ class PreferenceSet:
         return max(1, round(epochs * len(self.training)))
 
     def num_steps(self, options: PairOptions) -> int | None:
-        """Updates in the epochs; None where the recipe sets the number of steps."""
+        """Updates in the epochs; None if the recipe sets the number of steps."""
         if options.num_epochs is None:
             return None
         whole, rest = divmod(self.num_pairs(options.num_epochs), len(self.training))

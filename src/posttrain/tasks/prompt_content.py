@@ -76,7 +76,7 @@ class LengthLimit:
         return str(tokens) if tokens > self.limit else ""
 
     def cut(self, prompt: str | Messages) -> str | Messages:
-        """The longest end of a prompt that fits.  Raises UserError where none does."""
+        """The longest end of a prompt that fits.  Raises UserError if none does."""
         if isinstance(prompt, str):
             return self.longest_end(prompt, lambda text: text)
         opening = [message for message in prompt[:1] if message["role"] == "system"]

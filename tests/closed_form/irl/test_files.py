@@ -120,7 +120,7 @@ def letters(path: Path) -> None:
 
 
 BROKEN: list[tuple[Callable[[Path], object], str]] = [
-    (lambda path: None, "there is no such file"),
+    (lambda path: None, "the file does not exist"),
     (lambda path: path.mkdir(), "cannot be read: Is a directory"),
     (lambda path: path.write_bytes(b""), "not a file of numpy arrays"),
     (lambda path: path.write_bytes(b"PK\x03\x04 and then nothing"), "not a file of numpy arrays"),

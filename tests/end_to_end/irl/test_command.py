@@ -175,7 +175,7 @@ def test_a_run_is_replaced_only_when_told_and_never_by_a_mistake() -> None:
     before = Path("run/summary.json").read_bytes()
     assert "already holds a run" in message_of(recipe)
     nowhere = ["--demonstrations.name", "recorded", "--demonstrations.path", "nowhere.npz"]
-    assert "there is no such file" in message_of(recipe, "--run.overwrite", *nowhere)
+    assert "the file does not exist" in message_of(recipe, "--run.overwrite", *nowhere)
     elsewhere = [*nowhere[:3], "run/demonstrations.npz", "--world.size", "2", "--world.rewards"]
     assert "there is no state" in message_of(recipe, "--run.overwrite", *elsewhere)
     message_of(recipe, "--run.overwrite", "--demonstrations.max-steps", "1")  # none of which is whole
@@ -213,7 +213,7 @@ MISTAKES = {
     '--world.name gymnasium --world.options {"map_name":"9x9"}': "make('FrozenLake-v1', map_name='9x9') fails",
     "--world.name gymnasium --world.env Blackjack-v1": "BlackjackEnv has no transition table",
     "--world.name table": "world.path = '': must be non-empty",
-    "--world.name table --world.path no.npz": "path = no.npz: there is no such file",
+    "--world.name table --world.path no.npz": "path = no.npz: the file does not exist",
     "--world.name table --world.path text.npz": "world.path = text.npz: not a file of numpy arrays",
     "--world.name table --world.path one.npy": "it holds no array 'start'",
     "--world.name table --world.path empty.npz": "it holds no array 'start'",

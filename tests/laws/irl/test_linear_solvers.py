@@ -113,7 +113,7 @@ def test_policies_that_are_all_but_certain_are_solved_from_one_state(make, disco
 def test_a_policy_that_never_ends_diverges_in_a_wide_world_too() -> None:
     """Rewards of 1 a step at discount 1, where an action may be chosen that ends an episode once in 10¹³ steps."""
     world = anywhere(900, end=1e-13)
-    with refused("hardly ever end", error=irl.Divergence):
+    with refused("almost never end", error=irl.Divergence):
         irl.soft_policy_iteration(irl.Problem(mdp=world, reward=np.ones(900), discount=1.0))
 
 

@@ -167,7 +167,7 @@ def require_logprobs(numbers: Sequence[float], count: int) -> None:
 
 
 def spans_of(choice: Choice, versions: Collection[int]) -> tuple[tuple[int, int], ...]:
-    """(version, tokens) in order.  Raises UnsoundAnswer where tokens have no version, or one that was not sent."""
+    """(version, tokens) in order.  Raises UnsoundAnswer if tokens have no version, or one that was not sent."""
     spans, end, sent = choice.weight_versions or (), 0, {str(each) for each in versions}
     for span in spans:
         if span.start != end or span.end <= span.start:

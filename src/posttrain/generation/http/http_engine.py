@@ -39,7 +39,7 @@ class HttpEngine:
     """Samples on servers; an `Engine`.  Close it to end its thread and remove its files."""
 
     def __init__(self, policy: Policy, options: HttpOptions, *, longest: int, sampling: SamplingParams) -> None:
-        """Connect to every server.  Raises UserError where one cannot sample for this policy.
+        """Connect to every server.  Raises UserError if one cannot sample for this policy.
 
         `longest` is the run's longest prompt and completion, in tokens; `sampling` is how it samples.
         """

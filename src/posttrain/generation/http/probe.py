@@ -34,7 +34,7 @@ class ProbeAnswer:
     sampled: Sequence[Sampled]
     """One completion of each prefix."""
     prefixes: Sequence[Sequence[float] | None]
-    """log-probs of each prefix from its second token on, at temperature 1; None where the server gives none."""
+    """log-probs of each prefix from its second token on, at temperature 1; None if the server gives none."""
 
 
 class ServerProbe:

@@ -84,7 +84,7 @@ class ServerCalls:
     ) -> bytes:
         """The body of the answer to GET, to POST with a body, or to PUT with a file.
 
-        Raises ServerFault where there is none in time, it is larger than `most_bytes`, or its status is not 2xx.
+        Raises ServerFault if there is none in time, it is larger than `most_bytes`, or its status is not 2xx.
         """
         import httpx
 
@@ -112,7 +112,7 @@ class ServerCalls:
         seconds: float,
         most_bytes: int = MOST_ANSWER_BYTES,
     ) -> Record:
-        """The record in an answer.  Raises ServerFault where it is not one."""
+        """The record in an answer.  Raises ServerFault if it is not one."""
         answer = await self.ask(phase, path, body, seconds=seconds, most_bytes=most_bytes)
         try:
             return read(record, answer)
@@ -181,7 +181,7 @@ def one_line(text: str, most: int) -> str:
 
 
 def json_in(answer: bytes) -> object:
-    """The content of an answer in JSON; None where it is not JSON, or nested too deep to be read."""
+    """The content of an answer in JSON; None if it is not JSON, or nested too deep to be read."""
     try:
         content: object = json.loads(answer)
     except (ValueError, RecursionError):
@@ -198,7 +198,7 @@ def key_of(options: HttpOptions) -> str:
 
 
 def require_httpx() -> None:
-    """Raise UserError where the extra `serve` is not installed."""
+    """Raise UserError if the extra `serve` is not installed."""
     from importlib.util import find_spec
 
     if find_spec("httpx") is None:

@@ -53,7 +53,7 @@ class Needs:
 async def facts_again(calls: ServerCalls, policy: Policy, needs: Needs) -> Facts:
     """`facts_of` a server that was left out: it may have been started again, as another one.
 
-    Raises ServerFault where it cannot sample for this run, so that it stays left out.
+    Raises ServerFault if it cannot sample for this run, so that it stays left out.
     """
     try:
         facts = await facts_of(calls, policy)

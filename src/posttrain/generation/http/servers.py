@@ -29,7 +29,7 @@ class Server:
     fault: ServerFault | None = None
     """Why it is left out until the next update."""
     rows: int = 0
-    """Completions under way."""
+    """Completions in progress."""
     tokens: int = 0
     """The most tokens that they can hold at their ends."""
 
@@ -99,7 +99,7 @@ class ServerPool:
         return self.evaluating if evaluates else self.shared
 
     def server_for(self, job: CompletionJob, request: Request, home: Server | None) -> Server | None:
-        """Its conversation's server, else the one with the fewest tokens under way; None where all are full."""
+        """Its conversation's server, else the one with the fewest tokens in progress; None if all are full."""
         if home is not None and home.fault is None:
             return home
         free = [each for each in self.servers_for(request) if each.fault is None and each.has_room_for(job)]

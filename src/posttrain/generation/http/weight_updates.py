@@ -53,7 +53,7 @@ async def take_server(
 
 
 async def send_weights(calls: ServerCalls, file: WeightsFile, *, upload: bool) -> float:
-    """Give a server the weights of a file; the seconds that it was paused.  Completions under way continue with them.
+    """Give a server the weights of a file; the seconds that it was paused.  Completions in progress continue with them.
 
     Raises ServerFault; the server then has its last weights, or stays paused, so that nothing is sampled from half a
     model.

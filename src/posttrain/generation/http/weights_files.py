@@ -34,7 +34,7 @@ class WeightsFile:
     sha256: str
     num_bytes: int
     adapter: AdapterFields | None = None
-    """None where the file has all weights."""
+    """None if the file has all weights."""
 
 
 class WeightsFolder:

@@ -32,7 +32,7 @@ def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False
 
     Everything is prepared on the CPU and then moved to its device; only layers that are put into 4 bits go there one by
     one before.  So neither ever holds more than the stored or the final model, and one layer.  `seed` draws a new
-    adapter; `inference` is for a model that is never trained.  Raises UserError where there is neither a causal
+    adapter; `inference` is for a model that is never trained.  Raises UserError if there is neither a causal
     language model nor an adapter that can be loaded.
     """
     return policy_from(located_model(options), options, seed=seed, inference=inference)

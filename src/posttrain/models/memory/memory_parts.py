@@ -62,7 +62,7 @@ class MemorySetup:
     steps_ahead: int = 0
     """Steps that are collected while another is trained on: what samples them is held during updates too."""
     evaluates_amid: bool = False
-    """Whether there are evaluations while such steps are under way."""
+    """Whether there are evaluations while such steps are in progress."""
     tokens_per_microbatch: int = 16384
     ranks: int = 1
     """Processes that share the run; the plan is of one of them."""
@@ -232,7 +232,7 @@ def key_value_cache(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def evaluation_cache(shape: ModelShape, setup: MemorySetup) -> int:
-    """The cache of an evaluation amid steps under way, which keep theirs: 2 L k c · max_rows · (P + T)."""
+    """The cache of an evaluation amid steps in progress, which keep theirs: 2 L k c · max_rows · (P + T)."""
     if not (setup.steps_ahead and setup.evaluates_amid):
         return 0
     return 2 * shape.layers * shape.kv_width * setup.compute_bytes * setup.max_rows * setup.in_blocks(setup.row_tokens)

@@ -29,7 +29,7 @@ class NativeUnavailable(Exception):
 
 @cache
 def native_library(flags: Sequence[str] = FLAGS) -> ctypes.CDLL:
-    """The library.  Raises NativeUnavailable where there is no C compiler, or it fails."""
+    """The library.  Raises NativeUnavailable if there is no C compiler, or it fails."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         place = " ".join([sys.platform, platform.machine(), platform.libc_ver()[0] or "another libc"])
         raise NativeUnavailable(f"it was only tried on Linux, x86-64 and glibc, and this is {place}")

@@ -250,7 +250,7 @@ class ProcessReward(NamedTuple):
     score: "float | Graded"
     """0.0 if only steps pay."""
     token_rewards: Sequence[float | None] = ()
-    """Empty, or one for each of `completion_ids`, the stop token included; None where no step ends."""
+    """Empty, or one for each of `completion_ids`, the stop token included; None if no step ends."""
     spans: Sequence[Span | tuple[int, int, float]] = ()
     """The token that completes a span earns its value; a span that lies in the prompt's prefill earns nothing."""
 

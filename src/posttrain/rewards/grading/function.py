@@ -226,7 +226,7 @@ def load_function(path: str) -> Callable[..., object]:
 def environment(
     completions: Sequence[object], environment_rewards: Sequence[float | None] = (), **_: object
 ) -> list[float | None]:
-    """What the replies to each completion earned together; None where no reply had a reward."""
+    """What the replies to each completion earned together; None if no reply had a reward."""
     return list(environment_rewards) or [None] * len(completions)
 
 

@@ -63,7 +63,7 @@ class Seal:
     def confine(self, uid: int | None) -> None:
         """Put on this process, the server, what all of its children are to have.
 
-        Raises OSError where a layer cannot be put on; Landlock may be missing altogether.
+        Raises OSError if a layer cannot be put on; Landlock may be missing altogether.
         """
         lower(resource.RLIMIT_FSIZE, FILE_BYTES if self.sealed else UNSEALED_FILE_BYTES)
         lower(resource.RLIMIT_NOFILE, DESCRIPTORS)

@@ -86,7 +86,7 @@ def json_list_rows(file: Path) -> Found:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text.  Raises UserError where Python has no room for it, else JSONDecodeError."""
+    """The value of a JSON text.  Raises UserError if Python has no room for it, else JSONDecodeError."""
     try:
         return json.loads(text)
     except RecursionError as error:

@@ -62,7 +62,7 @@ class BadRows:
     """A message about each, its place first."""
 
     def add(self, fault: str) -> None:
-        """Count a bad row.  Raises UserError where there are more than allowed."""
+        """Count a bad row.  Raises UserError if there are more than allowed."""
         self.faults.append(fault)
         if not self.allowed:
             raise UserError(fault)
