@@ -166,7 +166,7 @@ def test_every_command_shows_its_flags(command: str) -> None:
 def test_the_help_of_rl_says_what_each_field_says_and_shows_the_recipe_s_values() -> None:
     Path("recipe.yaml").write_text("{rollout: {group_size: 13}, algorithm: dapo}")
     words = " ".join(printed("rl", "recipe.yaml", "--help").replace("│", " ").split())
-    wanted = "--rollout.group-size INT Completions per prompt, G; an advantage that compares the completions"
+    wanted = "--rollout.group-size INT Completions per prompt, G. Algorithms that compare the completions"
     assert wanted in words
     mentions(
         words, "(default: 13)", "--algorithm.clip-high FLOAT (default: 0.28)", "--algorithm.overlong.penalty FLOAT"

@@ -1,4 +1,4 @@
-"""One frozen record for all that decides a run, made from recipe files and flags."""
+"""One frozen record of everything that decides a run, made from recipe files and flags."""
 
 from posttrain.config.fit_configs import DpoConfig, RewardModelConfig, SftConfig
 from posttrain.config.reading import AnyConfig, TrainingConfig, as_recipe, build, load_recipe

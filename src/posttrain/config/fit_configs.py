@@ -22,10 +22,10 @@ FOR_PROMPTS = "task.shuffle task.last_assistant_message task.prefill task.over_l
 
 
 def fit_rules(section: str, prompts: Mapping[str, object] | str = "prompts that are sampled from") -> Rules:
-    """The rules of all three; `section` has the options of rows or pairs, `prompts` says when prompts are read."""
+    """The rules of all three.  `section` holds the options of rows or pairs; `prompts` says when prompts are read."""
     return (
         Unused("run.token_limit run.early_stop_evaluations run.keep_token_columns", FOR_RL),
-        Rule("run.num_steps", lambda c: c.run.num_steps >= 1, "trains nothing.  Use at least 1."),
+        Rule("run.num_steps", lambda c: c.run.num_steps >= 1, "must be at least 1."),
         Rule(
             "run.num_steps",
             lambda c: getattr(c, section).num_epochs is None or c.run.num_steps == RunOptions.num_steps,
@@ -36,7 +36,7 @@ def fit_rules(section: str, prompts: Mapping[str, object] | str = "prompts that 
         Rule(
             "task.sources",
             lambda c: c.samples_prompts or all(each.weight is None for each in getattr(c.task, "sources", ())),
-            "have weights, but an epoch has each row once.  Leave the weights out.",
+            "have weights, but an epoch uses each row once.  Leave the weights out.",
         ),
     )
 
@@ -48,9 +48,9 @@ class SftConfig(TrainingSections):
     optimizer_section: ClassVar[str] = "sft"
 
     model: NewModelOptions | ModelOptions = field(default_factory=NewModelOptions)
-    """An existing model, with `path`, or else a small new one."""
+    """An existing model, if `path` is set, or else a small new one."""
     task: TaskOptions = field(default_factory=CountdownOptions)
-    """The rows that are learned, or the problems that are demonstrated."""
+    """The rows to learn, or the problems to demonstrate."""
     demonstrator: Demonstrator = field(default_factory=Demonstrator)
     sft: SftOptions = field(default_factory=SftOptions)
 
@@ -60,7 +60,7 @@ class SftConfig(TrainingSections):
         Rule(
             "task.name",
             lambda c: c.task.name in (DatasetOptions.name, *DEMONSTRATED),
-            f"has no rows to learn.  Use dataset, or for demonstrations {', '.join(DEMONSTRATED)}.",
+            f"does not provide rows.  Use dataset, or for demonstrations {', '.join(DEMONSTRATED)}.",
         ),
         Unused("sft.loss_on sft.split_turns sft.max_length", {"task.name": "dataset"}),
         Unused("sft.long_rows sft.num_epochs sft.rows_per_batch", {"task.name": "dataset"}),
@@ -79,15 +79,19 @@ class RewardModelConfig(TrainingSections):
     optimizer_section: ClassVar[str] = "reward_model"
 
     model: ModelOptions = field(default_factory=ModelOptions)
-    """The language model whose body is trained under a new head."""
+    """The language model whose body is trained with a new head."""
     task: TaskOptions = field(default_factory=DatasetOptions)
-    """The pairs: rows with `chosen` and `rejected`, and `prompt` unless both begin with it."""
+    """The pairs: rows with `chosen` and `rejected`, and `prompt` unless both already begin with it."""
     reward_model: RewardTrainingOptions = field(default_factory=RewardTrainingOptions)
 
     rules = (
         *fit_rules("reward_model"),
         Unused("run.time_limit_minutes", FOR_RL),
-        Rule("task.name", lambda c: c.task.name == DatasetOptions.name, "has no pairs.  Name rows as task.path."),
+        Rule(
+            "task.name",
+            lambda c: c.task.name == DatasetOptions.name,
+            "does not provide pairs.  Set task.path to a file of rows.",
+        ),
     )
 
     samples_prompts: ClassVar[bool] = False
@@ -106,12 +110,12 @@ class DpoConfig(TrainingSections, SampledSections):
     optimizer_section: ClassVar[str] = "dpo"
 
     task: TaskOptions | Mapping[str, object] = field(default_factory=DatasetOptions)
-    """The rows with two answers each; or, for rounds, where prompts come from."""
+    """The rows with two answers each; with rounds, where prompts come from."""
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
-    """Of rounds: how completions are sampled."""
+    """With rounds: how completions are sampled."""
     dpo: DpoOptions = field(default_factory=DpoOptions)
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
-    """Of rounds: how held-out problems are measured."""
+    """With rounds: how held-out problems are measured."""
 
     rules = (
         Rule(
@@ -133,7 +137,7 @@ class DpoConfig(TrainingSections, SampledSections):
         Unused("grading.max_unscored_steps grading.max_same_reward_steps", FOR_RL),
         Unused("rollout.prompts_per_step", FOR_RL, "Use dpo.prompts_per_round."),
         Unused("rollout.max_staleness", FOR_RL),
-        Rule("rollout.group_size", lambda c: c.rollout.group_size > 1, "makes no pairs of a prompt.  Use at least 2."),
+        Rule("rollout.group_size", lambda c: c.rollout.group_size > 1, "cannot make pairs.  Use at least 2."),
     )
 
     def __post_init__(self) -> None:
@@ -147,7 +151,7 @@ class DpoConfig(TrainingSections, SampledSections):
 
     @property
     def num_steps(self) -> int:
-        """Updates of all rounds; for rows `run.num_steps`, which epochs may overrule."""
+        """Updates of all rounds; for rows, `run.num_steps`, unless the number of epochs decides."""
         return self.dpo.rounds * self.dpo.steps_per_round or self.run.num_steps
 
     def sampling_half(self) -> Config:

@@ -1,4 +1,4 @@
-"""From recipe files, flags and Python overrides to one config, or to one message with the mistakes; and back."""
+"""Turns recipe files, flags and Python overrides into one config, or into one message with the mistakes; and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -34,7 +34,7 @@ AnyKind = TypeVar("AnyKind", bound=AnyConfig)
 
 
 def resolved_config(config: AnyKind, *, adapter: bool | None = None) -> AnyKind:
-    """The config with its open values filled in, such as the learning rate.
+    """The config with its remaining defaults filled in, such as the learning rate.
 
     `adapter` says whether a caller's policy trains an adapter; with None the config's model decides.
     """
@@ -48,12 +48,12 @@ def resolved_config(config: AnyKind, *, adapter: bool | None = None) -> AnyKind:
 
 
 def as_recipe(config: AnyConfig) -> str:
-    """The config as a recipe file with every option: it gives the same run."""
+    """The config as a recipe file with every option; running it gives the same run."""
     return to_yaml(recipe_sections(config))
 
 
 def recipe_sections(config: AnyConfig) -> dict[str, object]:
-    """What a recipe with every option has."""
+    """The content of a recipe with every option."""
     resolved = asdict(resolved_config(config))
     content: dict[str, Any] = {name: plain(resolved[name]) for name in section_names(type(config))}
     for i, reward in enumerate(content.get("rewards", ())):  # first which one it is, and only options that it reads
@@ -68,7 +68,7 @@ def recipe_sections(config: AnyConfig) -> dict[str, object]:
 Built = TypeVar("Built")
 
 MOST_LISTED = 20
-"""Most mistakes of a section, and most unknown sections, in a message."""
+"""Maximum number of mistakes of a section, and of unknown sections, in a message."""
 
 
 @overload
@@ -104,10 +104,10 @@ def recipe_kind(layers: Sequence[RecipeLayer]) -> type[AnyConfig]:
 
 
 def build(kind: type[Built], layers: Sequence[RecipeLayer], *, final: bool = False, to_run: bool = True) -> Built:
-    """The config of the layers, of which later ones override earlier ones.
+    """The config of the layers; later layers override earlier ones.
 
-    To a `final` one no Python code adds an algorithm, so that the recipe's has to suit it.  Unless the config is
-    `to_run`, only code that is imported to read it has to be trusted.
+    A `final` config does not get an algorithm from Python, so the recipe's must fit it.  Unless the config is `to_run`,
+    only code that is imported to read it must be trusted.
     """
     merged = merge(layers)
     if to_run:
@@ -129,7 +129,7 @@ def build(kind: type[Built], layers: Sequence[RecipeLayer], *, final: bool = Fal
 
 
 def checked_sections(kind: type, merged: MergedRecipe) -> dict[str, Any]:
-    """Every section as a record, with names and types checked and rules between options not yet."""
+    """Every section as a record; names and types are checked, rules between options are not yet."""
     options = merged.sections.get("dpo")
     if kind is DpoConfig and (not isinstance(options, Mapping) or options.get("rounds") in (None, 0)):
         if is_own("task", merged.sections.get("task")):  # by the text of the recipe: the class is not imported

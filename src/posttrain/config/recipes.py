@@ -1,6 +1,6 @@
 """Recipe files: where they are found, how their YAML is read, and how several of them become one.
 
-YAML is that of version 1.2: `1e-4` is a number, `no` and `on` are words.  Each value keeps its file, for messages.
+The YAML version is 1.2: `1e-4` is a number, `no` and `on` are words.  Each value remembers its file, for messages.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.task import TASK_OPTIONS
 
 DEEPEST = 50
-"""Most lists and mappings within each other."""
+"""Maximum nesting of lists and mappings."""
 MOST_VALUES = 10_000
-"""Most values of a recipe, those of an alias counted each time."""
+"""Maximum number of values in a recipe; an alias counts its values each time."""
 MOST_CHARACTERS = 1_000_000
 
 
 class RecipeLoader(yaml.SafeLoader):
-    """Safe YAML with the scalars of version 1.2, refusing a repeated key."""
+    """Safe YAML with the scalars of version 1.2; a repeated key is an error."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -36,14 +36,14 @@ class RecipeLoader(yaml.SafeLoader):
         """Number of values of each complete node, by its id."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """The next node.  Raises MarkedYAMLError if it is too deep, too large or within itself."""
+        """The next node.  Raises MarkedYAMLError if it is too deep, too large or contains itself."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         named = self.anchors.get(event.anchor) if isinstance(event, yaml.AliasEvent) else None
         if named is not None and id(named) not in self.sizes:
             raise yaml_error(event, f"*{event.anchor} contains itself")
         self.depth += 1
         if self.depth > DEEPEST:
-            raise yaml_error(event, f"lists and mappings lie more than {DEEPEST} deep within each other")
+            raise yaml_error(event, f"lists and mappings are nested more than {DEEPEST} deep")
         node = super().compose_node(parent, index)
         self.depth -= 1
         if node is not None and id(node) not in self.sizes:
@@ -130,13 +130,13 @@ TASKS_OF_ROWS = tuple(name for name, options in TASK_OPTIONS.items() if issubcla
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeLayer:
-    """The content of one source; a later source overrides an earlier one, option by option."""
+    """The content of one source; later sources override earlier ones, option by option."""
 
     where: str
     """For messages: a file, "command line", "load_recipe"."""
     sections: Mapping[str, object]
     run_digest: str | None = None
-    """SHA-256 of the recipe of a run, which may only use known code; see run_trust.py."""
+    """SHA-256 of a run's recipe, which may only use known code; see run_trust.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +155,12 @@ class MergedRecipe:
         return self.origins.get(path, "defaults")
 
     def source(self, option: str) -> str:
-        """The source of an option, of those of an item of a list, such as `rewards[0].path`, too."""
+        """The source of an option, also of one in a list item, such as `rewards[0].path`."""
         return self.where(option.partition("[")[0])
 
 
 def merge(layers: Iterable[RecipeLayer]) -> MergedRecipe:
-    """Later layers override earlier ones option by option; a section with another `name` starts again."""
+    """Later layers override earlier ones, option by option; a section with a different `name` starts from scratch."""
     merged = MergedRecipe()
     for layer in layers:
         if layer.run_digest is not None:
@@ -180,7 +180,7 @@ def merge(layers: Iterable[RecipeLayer]) -> MergedRecipe:
 
 
 def with_task_of_rows(section: str, before: object, value: object) -> object:
-    """The task of a layer with rows, by `path` or `sources`: `dataset`, unless a task of rows is named already."""
+    """The task of a layer that names rows by `path` or `sources`: `dataset`, unless it names another task of rows."""
     if section != "task" or not isinstance(value, dict) or "name" in value:
         return value
     earlier = before if isinstance(before, dict) else {}
@@ -193,7 +193,7 @@ def with_task_of_rows(section: str, before: object, value: object) -> object:
 
 
 def overlay(origins: dict[str, str], path: str, before: object, value: object, where: str) -> object:
-    """The value of one layer at a dotted path, over that of earlier layers."""
+    """One layer's value at a dotted path, over the value of earlier layers."""
     if isinstance(before, dict) and not isinstance(value, dict):
         forget_below(origins, path)
     origins[path] = where
@@ -214,7 +214,7 @@ def variant(section: str, content: Mapping[str, object]) -> object:
 
 
 def full_form(section: str, value: object) -> object:
-    """The full form of a short one: `algorithm: dapo`, `task: mine.py:Mine`, `rewards: [mine.py:solved, judge=0.2]`."""
+    """The full form of short values: `algorithm: dapo`, `task: mine.py:Mine`, `rewards: [mine.py:ok, judge=0.2]`."""
     if section in VARIANTS and isinstance(value, str):
         return {"path" if is_name_in_file(value) else "name": value}
     if section == "tools" and isinstance(value, str):
@@ -229,7 +229,7 @@ def full_form(section: str, value: object) -> object:
 def short_reward(text: str) -> dict[str, object]:
     """`NAME`, `FILE.py:FUNCTION`, `package.module:FUNCTION`, a reward model's `FOLDER/` or `org/name`; with `=WEIGHT`.
 
-    With braces it is the whole item, as a recipe writes it: `{model: FOLDER, label: helpful, weight: 0.5}`.
+    With braces, it is the whole item as a recipe writes it: `{model: FOLDER, label: helpful, weight: 0.5}`.
     """
     if text.lstrip().startswith("{"):
         item = given_yaml(text, f"rewards: {text[:80]!r}")
@@ -267,7 +267,7 @@ def bundled_recipes() -> dict[str, Path]:
 
 
 def recorded_time(recipe: str) -> str:
-    """How long a run of a bundled recipe took, and its steps; empty if its header does not say."""
+    """How long a bundled recipe took, and for how many steps; empty if its header does not say."""
     known = {name: path.resolve() for name, path in bundled_recipes().items()}
     path = known.get(recipe) or Path(recipe).resolve()
     if not recipe or path not in known.values():
@@ -295,7 +295,7 @@ def find_recipe(name: str) -> Path:
 
 
 def read_recipe(name: str, *, of_run: bool = False) -> RecipeLayer:
-    """A recipe file as a layer; in a run folder, or with `of_run`, as the recipe of a run."""
+    """A recipe file as a layer; in a run folder, or with `of_run`, as a run's recipe."""
     path = find_recipe(name)
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
 """A recipe in a run folder may only use what this user has run on this machine, or trusts.
 
-Run folders are shared as results, with a recipe by their author.  Code that it names (FILE.py:NAME,
-package.module:NAME) is only imported if the same code has been run here; other acts on this machine, or sending data
-away, need a recipe that was written here.  Recipes outside of run folders are trusted.
+Run folders are shared as results, and include their author's recipe.  Code that it names (FILE.py:NAME,
+package.module:NAME) is only imported if the same code has been run here.  Other actions on this machine, and sending
+data elsewhere, require a recipe that was written here.  Recipes outside run folders are trusted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,20 +21,20 @@ READ_BY_IMPORT = ("task", "algorithm", "engine")
 
 
 class RecipeOf(StrEnum):
-    """Whose recipe it is: of a run begun here, or of one that was trusted."""
+    """Where the recipe comes from: a run begun here, or a run that was trusted."""
 
     USER = "run-begun-here"
     TRUSTED = "run-trusted"
 
 
 def keep_recipe(digest: str, before: str | None, where: str) -> None:
-    """Remember the recipe of a run that begins here, or replaces the recipe `before` of a known run."""
+    """Remember the recipe of a run that begins here, or that replaces the recipe `before` of a known run."""
     known = [RecipeOf.USER] if before is None else [each for each in RecipeOf if is_known(KnownCode(before, each))]
     remember(KnownCode(digest, each, where) for each in known)
 
 
 def trusted(layer: RecipeLayer) -> RecipeLayer:
-    """The recipe of a run as one that the user trusts, which is remembered.
+    """Mark a run's recipe as trusted by the user, and remember it.
 
     Its code is remembered by content: the same recipe with other code is not trusted.
     """
@@ -44,7 +44,7 @@ def trusted(layer: RecipeLayer) -> RecipeLayer:
 
 
 def require_trusted(merged: MergedRecipe) -> None:
-    """Refuse unknown code and acts in a run folder's recipe, with their digests; remember what a user names."""
+    """Reject unknown code and actions in a run folder's recipe, and show their digests; remember what a user names."""
     require_trusted_files(merged)
     remember(code for option, code in named_code(merged) if merged.source(option) not in merged.of_runs)
 
@@ -65,7 +65,7 @@ def require_trusted_files(merged: MergedRecipe, sections: tuple[str, ...] = ("",
     lines = [f"{option} = {each.where}  (sha256 {each.digest or 'unknown'})" for option, each in code.items()]
     lines += [f"{option} = {value}" for option, value in acts.items()]
     says = (
-        f"{merged.source(unknown[0])}: the recipe of a run, and what it names has not been run on this machine by you:"
+        f"{merged.source(unknown[0])}: this run's recipe names code or actions that you have not run on this machine:"
         + "".join(f"\n  {line}" for line in lines)
         + "\nRead it.  If you trust it, "
     )

@@ -41,9 +41,9 @@ ORDER = (
     " sandbox engine rollout sampling collect judge update sft reward_model dpo reference evaluation behaviours"
     " checkpoint tracker placement run"
 )
-"""Sections as a written recipe and `--help` order them."""
+"""The order of sections in a written recipe and in `--help`."""
 PLAIN: dict[str, Any] = {"tools": tuple[str, ...], "tools_at": Mapping[str, str]}
-"""Sections without options, and what they hold."""
+"""Sections without options, and their content."""
 
 
 def section_names(kind: type) -> list[str]:
@@ -109,42 +109,43 @@ class Sections:
 
 @dataclass(frozen=True, kw_only=True)
 class SampledSections(Sections):
-    """The sections of runs that sample completions and score them."""
+    """The sections of runs that sample and score completions."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     task: TaskOptions | Mapping[str, object] = field(default_factory=CountdownOptions)
-    """Where prompts come from; for your class, a mapping of its path and options."""
+    """Where prompts come from; for your own class, a mapping with its path and options."""
     rewards: tuple[RewardOptions, ...] = ()
     """What scores completions; empty means the task's rewards."""
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
-    """What replies to the policy's turns; without one, and without tools, a completion has one turn."""
+    """What replies to the policy's turns; without an environment or tools, a completion has one turn."""
     tools: tuple[str, ...] = ()
     """Functions that the policy may call: FILE.py:FUNCTION, package.module:FUNCTION, `calculator` or `python`."""
     tools_at: Mapping[str, str] = field(default_factory=dict)
-    """Tool -> text that asks it, in plain text: `{calculator: "="}` writes the value of what precedes `=` behind it."""
+    """For plain text, tool -> text that calls it: `{calculator: "="}` inserts the value of the expression before
+    `=`."""
     grading: GradingOptions = field(default_factory=GradingOptions)
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
     engine: EngineOptions = field(default_factory=InProcessOptions)
-    """What samples; for your class, a mapping of its path and options."""
+    """What samples; for your own class, a mapping with its path and options."""
 
     rules: ClassVar[Rules] = (
         Unused("tools_at", {"tools": GIVEN}),
         Rule(
             "tools",
             lambda c: not (c.tools and c.environment.is_given),
-            "makes an environment, and environment.path or environment.url names another.  Leave one out.",
+            "makes an environment, but environment.path or environment.url names another.  Leave one out.",
         ),
         Rule(
             "tools",
             lambda c: len({*map(tool_name, c.tools)}) == len(c.tools),
-            "has two tools of one name, which the policy cannot tell apart.  Rename one.",
+            "has two tools with the same name.  Rename one.",
         ),
         Rule(
             "tools_at",
             lambda c: {*c.tools_at} <= {*map(tool_name, c.tools)},
-            "names a tool that `tools` does not list.  List it there, or leave it out.",
+            "names a tool that `tools` does not list.  Add it to `tools`, or leave it out.",
         ),
-        Rule("tools_at", lambda c: all(c.tools_at.values()), "has an empty text.  Give one that asks the tool."),
+        Rule("tools_at", lambda c: all(c.tools_at.values()), "has an empty text.  Set the text that calls the tool."),
     )
 
     def __post_init__(self) -> None:
@@ -159,7 +160,7 @@ class TrainingSections(Sections):
     """The sections of runs that train a model."""
 
     optimizer_section: ClassVar[str]
-    """The one with the learning rate."""
+    """The name of the section with the learning rate."""
 
     checkpoint: training.CheckpointOptions = field(default_factory=training.CheckpointOptions)
     tracker: training.TrackerOptions = field(default_factory=training.TrackerOptions)
@@ -193,7 +194,8 @@ class Config(TrainingSections, SampledSections):
     optimizer_section: ClassVar[str] = "update"
 
     algorithm: Mapping[str, object] = field(default_factory=lambda: {"name": "grpo"})
-    """Name of a function in posttrain/algorithms/table.py, or path of yours, and its options; all are filled in."""
+    """Name of a function in posttrain/algorithms/table.py, or the path of your own, with its options; all are filled
+    in."""
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     update: training.UpdateOptions = field(default_factory=training.UpdateOptions)
     reference: training.ReferenceOptions = field(default_factory=training.ReferenceOptions)
@@ -207,13 +209,13 @@ class Config(TrainingSections, SampledSections):
         Rule(
             "update.minibatches_per_epoch",
             lambda c: (c.update.minibatches_per_epoch or 1) <= c.rollout.prompts_per_step,
-            "is more than the groups of a step, which are never split.  Use at most"
+            "is more than the groups of a step, and groups are never split.  Use at most"
             " rollout.prompts_per_step = {o.rollout.prompts_per_step}.",
         ),
         Rule(
             "run.early_stop_evaluations",
             lambda c: c.run.early_stop_evaluations is None or c.evaluation.every_steps > 0,
-            "needs evaluations, and evaluation.every_steps = 0.  Use evaluation.every_steps >= 1.",
+            "needs evaluations, but evaluation.every_steps = 0.  Set evaluation.every_steps to at least 1.",
         ),
     )
 
@@ -223,7 +225,7 @@ class Config(TrainingSections, SampledSections):
         self.require_room(1)
 
     def require_room(self, longest_prompt_tokens: int) -> None:
-        """Refuse a token budget that a single row can exceed; the loop asks again once the prompts are known."""
+        """Reject a token budget that a single row can exceed; the loop checks again once the prompts are known."""
         limit, completion = self.update.tokens_per_microbatch, self.rollout.max_completion_tokens
         row = longest_prompt_tokens + completion
         if limit < row:
@@ -233,7 +235,7 @@ class Config(TrainingSections, SampledSections):
             )
 
     def require_suits(self, algorithm: "Algorithm") -> None:
-        """Refuse options that the algorithm, which may come from Python, cannot use."""
+        """Reject options that the algorithm, which may come from Python, cannot use."""
         size, least, name = self.rollout.group_size, algorithm.least_group_size, algorithm.name
         if size < least:
             raise UserError(
@@ -253,11 +255,15 @@ class CollectConfig(SampledSections):
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     collect: CollectOptions = field(default_factory=CollectOptions)
     judge: JudgeOptions = field(default_factory=RewardJudgeOptions)
-    """Who says which of two completions is better."""
+    """Who decides which of two completions is better."""
     run: CollectRunOptions = field(default_factory=CollectRunOptions)
 
     rules = (
-        Rule("sampling.temperature", lambda c: c.sampling.temperature, "makes all completions the same.  Use > 0."),
+        Rule(
+            "sampling.temperature",
+            lambda c: c.sampling.temperature,
+            "makes all completions the same.  Use a value above 0.",
+        ),
         Unused("grading.max_unscored_steps grading.max_same_reward_steps grading.on_unscored_row", FOR_RL),
         Unused("collect.max_rows", {"engine.name": "in_process"}),
         Rule(
@@ -265,7 +271,11 @@ class CollectConfig(SampledSections):
             lambda c: c.judge.name != "llm" or (c.judge.endpoint and c.judge.model),
             "needs judge.endpoint, such as http://127.0.0.1:8000/v1, and judge.model.  Give both.",
         ),
-        Unused("rewards", {"scored": True}, "judge.name = {o.judge.name} asks none; use collect.pairs = best_worst."),
+        Unused(
+            "rewards",
+            {"scored": True},
+            "judge.name = {o.judge.name} does not ask any judge.  Use collect.pairs = best_worst.",
+        ),
     )
 
     @property
@@ -305,13 +315,13 @@ class IrlConfig(Sections):
         Rule(
             "demonstrations.expert",
             lambda c: getattr(c.demonstrations, "expert", "") != "course" or c.world.name == "icy_grid",
-            "needs to know where a step should lead, and world.name = {o.world.name} does not say.  Use soft.",
+            "needs to know where a step should lead, but world.name = {o.world.name} does not say.  Use soft.",
         ),
     )
 
 
 def require_one_turn(config: Any, sampling: str) -> None:
-    """Refuse options of an environment where nothing replies; a caller in Python may give what does.
+    """Reject environment options if nothing replies; a caller in Python may provide what does.
 
     `sampling` is the section that says how completions are sampled.
     """
@@ -321,7 +331,7 @@ def require_one_turn(config: Any, sampling: str) -> None:
 
 
 def full_section(section: str, given: Mapping[str, object]) -> Any:
-    """A mapping of Python code with every option that it leaves out."""
+    """A section that names Python code, with its missing options filled in."""
     return section_of(section, record_of(section_record(Config, section, given), given, where=section))
 
 

@@ -13,7 +13,7 @@ from posttrain.errors import UserError
 from posttrain.schemas import default_of
 
 GIVEN = object()
-"""Stands for any value that is not empty, 0 or null."""
+"""Any value that is not empty, 0 or null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """Options that are only read where others have certain values; elsewhere they would do nothing, and are refused."""
+    """Options that are only read if others have certain values; otherwise they have no effect and are rejected."""
 
     options: str
-    """Their names, with spaces between; in a config paths, also of whole sections."""
+    """Their names, separated by spaces; in a config, paths of options or of whole sections."""
     unless: Mapping[str, object] | str
     """Other options and their values: one, one of a tuple, or GIVEN.  Or, in words, what else reads the options."""
     remedy: str = "Leave it out."
@@ -52,7 +52,7 @@ class Unused:
         return None
 
     def used_by(self, options: Any) -> str | None:
-        """What reads the options, and why it does not apply; None where it does."""
+        """What reads the options, and why it does not apply; None if it applies."""
         if isinstance(self.unless, str):
             return self.unless
         for other, wanted in self.unless.items():
@@ -67,7 +67,7 @@ Rules = tuple[Rule | Unused, ...]
 
 
 def require_rules(options: Any, rules: Rules | None = None) -> None:
-    """Refuse the first option that breaks a rule: of those given, or else of its class and the classes above it."""
+    """Reject the first option that breaks one of the given rules, or else a rule of its class or a parent class."""
     kinds = reversed(type(options).__mro__)
     for rule in rules or (each for kind in kinds for each in vars(kind).get("rules", ())):
         if (complaint := rule.complaint(options)) is not None:
@@ -75,25 +75,25 @@ def require_rules(options: Any, rules: Rules | None = None) -> None:
 
 
 def refuse_unread(used_by: str, given: Mapping[str, bool]) -> None:
-    """Refuse the first argument of a function that is given although nothing would read it."""
+    """Reject the first argument of a function that is given although nothing would read it."""
     if (name := next((name for name, is_given in given.items() if is_given), None)) is not None:
         raise UserError(f"{name} is only for {used_by}.  Leave it out.")
 
 
 def value_at(options: Any, path: str) -> Any:
-    """The value of an option; None where a section does not have it."""
+    """The value of an option; None if the section does not have it."""
     return reduce(lambda section, name: getattr(section, name, None), path.split("."), options)
 
 
 def with_value(options: Any, path: str) -> str:
-    """`option = value`; of a section, or of a list of sections, its name."""
+    """`option = value`; for a section, or a list of sections, its name."""
     value = value_at(options, path)
     items = value if isinstance(value, tuple) else [value]
     return path if any(map(is_dataclass, items)) else f"{path} = {value_shown(value)}"
 
 
 def value_shown(value: object) -> str:
-    """A value as a recipe has it."""
+    """A value as a recipe writes it."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(value_shown, value))}]"
     words: dict[object, str] = {"": "''", "None": "null", "True": "true", "False": "false"}
@@ -117,11 +117,11 @@ def by_name(kinds: Any) -> dict[str, Any]:
 
 
 class Bounded:
-    """Options that obey the bounds of their annotations, and `rules`; raises UserError with the first that does not."""
+    """Options that obey the bounds of their annotations, and `rules`.  Raises UserError for the first violation."""
 
     __slots__ = ()
     rules: ClassVar[Rules] = ()
-    """Those of the class; those of the classes above it hold as well."""
+    """The rules of this class; those of its parent classes apply too."""
 
     def __post_init__(self) -> None:
         require_bounds(type(self), {each.name: getattr(self, each.name) for each in fields(self)})  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ LIMITS: dict[type, tuple[str, Callable[[Any, Any], bool], str]] = {
     Lt: ("lt", operator.lt, "less than {}"),
     MinLen: ("min_length", lambda value, least: len(value) >= least, "non-empty"),
 }
-"""Kinds of bounds: where the limit is, when a value obeys it (NaN obeys none), and in words."""
+"""Kinds of bounds: the limit's attribute, the test (NaN fails every one), and the words."""
 
 
 def obeys(value: Any, bound: BaseMetadata) -> bool:

@@ -12,16 +12,16 @@ class EnvironmentOptions(Bounded):
     """Who replies to the policy's turns, and within which limits."""
 
     path: str = ""
-    """Your class or factory as FILE.py:NAME, called as `NAME(**options)` once for each completion.  With `tools`, which
-    make an environment, leave it out."""
+    """Your class or factory as FILE.py:NAME, called as `NAME(**options)` once per completion.  Leave it out if you use
+    `tools`, which make an environment."""
     url: str = ""
-    """An OpenEnv server, such as ws://127.0.0.1:8000/ws, in place of `path` (extra `openenv`)."""
+    """An OpenEnv server, such as ws://127.0.0.1:8000/ws, instead of `path` (extra `openenv`)."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Arguments of your class or factory, or of the client of an OpenEnv server."""
     seconds: PositiveFloat = 30.0
-    """Most seconds of a reply.  A later one ends its completion as `failed`."""
+    """Time limit of a reply in seconds.  A later reply ends its completion as `failed`."""
     workers: PositiveInt = 8
-    """Replies that are made at the same time."""
+    """Number of replies made at the same time."""
     max_failures: Share = 0.05
     """Largest share of a step's completions that may end as `failed`; above it the run stops."""
 
@@ -31,10 +31,10 @@ class EnvironmentOptions(Bounded):
 
     @property
     def is_given(self) -> bool:
-        """Whether it names what replies."""
+        """Whether the section names something that replies."""
         return bool(self.path or self.url)
 
 
 def tool_name(source: str) -> str:
-    """The name by which the policy calls a tool of a recipe: that of its function."""
+    """The name by which the policy calls a tool of a recipe: its function's name."""
     return source.rpartition(":")[2]

@@ -18,7 +18,7 @@ from posttrain.options.bounds import (
     Unused,
 )
 
-OUTSIDE = "has a state outside of the grid, {o.size} · {o.size}.  Count states from 0, or from -1 down."
+OUTSIDE = "has a state outside the grid of {o.size} · {o.size}.  Count states from 0, or from -1 down."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,10 @@ class IcyGridOptions(Bounded):
     size: PositiveInt = 5
     """States along each side."""
     slip: Share = 0.2
-    """Probability, 0 to 1, that a step goes in a random one of the four directions; 0 is dry ground."""
+    """Probability, 0 to 1, that a step goes in a random direction; 0 means no slipping."""
     starts: tuple[int, ...] = (0,)
-    """States in which episodes start, equally often; empty is any state but an end.  Negative numbers count from the
-    last state, here and below."""
+    """States in which episodes start, with equal probability; empty: any state that is not an end.  Negative numbers
+    count from the last state, here and below."""
     ends: tuple[int, ...] = (-1,)
     """States that end an episode on arrival."""
     rewards: tuple[tuple[int, float], ...] = ()
@@ -40,19 +40,17 @@ class IcyGridOptions(Bounded):
     ground: float = 0.0
     """Reward of all other states."""
     terrain: int = 0
-    """Width of square tiles of terrain, each of which adds a number to its states' rewards; 0 is none."""
+    """Width of square tiles of terrain.  Each tile adds a number to its states' rewards; 0: no tiles."""
     terrain_low: float = -1.0
-    """The least that a tile adds; numbers from there to 0 are equally likely."""
+    """The smallest number that a tile adds; the numbers are uniform between it and 0."""
     terrain_seed: NonNegativeInt = 0
-    """The tiles' numbers are a function of it."""
+    """Seed of the tiles' numbers."""
 
     rules = (
-        Rule("terrain", lambda o: 0 <= o.terrain <= o.size, "is not a width on this grid.  Use 0 to size = {o.size}."),
-        Rule(
-            "terrain_low", lambda o: -inf < o.terrain_low <= 0, "must not be above 0, and finite.  Use a number <= 0."
-        ),
+        Rule("terrain", lambda o: 0 <= o.terrain <= o.size, "must be between 0 and size = {o.size}."),
+        Rule("terrain_low", lambda o: -inf < o.terrain_low <= 0, "must be a finite number, at most 0."),
         Unused("terrain_low terrain_seed", {"terrain": GIVEN}),
-        Rule("ground", lambda o: isfinite(o.ground), "must be finite.  Use a finite number."),
+        Rule("ground", lambda o: isfinite(o.ground), "must be a finite number."),
         Rule("starts", lambda o: o.has("starts"), OUTSIDE),
         Rule("ends", lambda o: o.has("ends"), OUTSIDE),
         Rule("rewards", lambda o: o.has("rewards"), OUTSIDE),
@@ -73,7 +71,7 @@ class IcyGridOptions(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class GymnasiumOptions:
-    """An environment of gymnasium that has a transition table: FrozenLake, CliffWalking, Taxi."""
+    """A gymnasium environment with a transition table: FrozenLake, CliffWalking, Taxi."""
 
     name: Literal["gymnasium"] = "gymnasium"
     env: str = "FrozenLake-v1"
@@ -84,7 +82,7 @@ class GymnasiumOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(Bounded):
-    """A world from a file of yours."""
+    """A world from your own file."""
 
     name: Literal["table"] = "table"
     path: NonEmptyStr = ""
@@ -96,24 +94,24 @@ class TableOptions(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class SampledOptions(Bounded):
-    """Demonstrations of an expert who knows the world's rewards."""
+    """Demonstrations by an expert who knows the world's rewards."""
 
     name: Literal["sampled"] = "sampled"
     expert: Literal["course", "soft", "greedy"] = "soft"
-    """`course`: π(a|s) ∝ exp(steepness · V(where a should lead)), V as if the ends went on paying.  `soft`: optimal for
-    reward plus entropy.  `greedy`: the first best action."""
+    """`course`: π(a|s) ∝ exp(steepness · V(where a should lead)), with V computed as if ends kept paying.  `soft`:
+    optimal for reward plus entropy.  `greedy`: the first of the best actions."""
     discount: Share = 0.9
-    """Weight of the next step's reward to the expert, 0 to 1; 1 needs ends that are always reached."""
+    """The expert's discount factor, 0 to 1; with 1, every episode must reach an end."""
     temperature: PositiveFloat = 1.0
-    """How much entropy is worth to the soft expert, in units of reward."""
+    """Weight of entropy for the soft expert, in units of reward."""
     steepness: NonNegativeFloat = 50.0
-    """How strongly the course's expert prefers a better state, per unit of value."""
+    """How strongly the course's expert prefers better states, per unit of value."""
     num_episodes: PositiveInt = 200
-    """Episodes that are sampled."""
+    """Number of episodes to sample."""
     max_steps: PositiveInt = 10_000
     """Actions after which an episode is cut off."""
     seed: NonNegativeInt = 0
-    """The episodes are a function of it."""
+    """Seed of the episodes."""
 
     rules = (Unused("steepness", {"expert": "course"}), Unused("temperature", {"expert": "soft"}))
 
@@ -124,10 +122,10 @@ class RecordedOptions(Bounded):
 
     name: Literal["recorded"] = "recorded"
     path: NonEmptyStr = ""
-    """An .npz file with the arrays states, actions, lengths, terminated and truncated, as `Demonstrations.save` writes
-    it: episodes end to end, one state more than actions in each."""
+    """An .npz file as `Demonstrations.save` writes it, with the arrays states, actions, lengths, terminated and
+    truncated.  Episodes follow each other; each has one state more than actions."""
     discount: Share = 0.9
-    """Weight of the next step's reward, 0 to 1, when the world's own reward is known and values are compared."""
+    """Discount factor, 0 to 1, used when the world's own reward is known and values are compared."""
 
 
 WorldOptions = IcyGridOptions | GymnasiumOptions | TableOptions
@@ -136,14 +134,14 @@ DemonstrationOptions = SampledOptions | RecordedOptions
 
 @dataclass(frozen=True, kw_only=True)
 class StateFeatures:
-    """One feature for each state: the reward of every state is free."""
+    """One feature per state: every state has a free reward."""
 
     name: Literal["states"] = "states"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileFeatures(Bounded):
-    """A constant, and one feature for each square tile of a grid."""
+    """A constant, and one feature per square tile of a grid."""
 
     name: Literal["tiles"] = "tiles"
     width: PositiveInt = 2
@@ -152,14 +150,14 @@ class TileFeatures(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class FileFeatures(Bounded):
-    """Features from a file of yours."""
+    """Features from your own file."""
 
     name: Literal["file"] = "file"
     path: NonEmptyStr = ""
-    """An .npy file with a row for each state, or for state_action a row state · num_actions + action, and a column for
-    each feature."""
+    """An .npy file with one row per state (for state_action: row state · num_actions + action) and one column per
+    feature."""
     on: Literal["state", "state_action", "next_state"] = "state"
-    """What they are features of: where one acts, the action too, or where it leads."""
+    """What the features describe: the state, the state and the action, or the next state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +168,7 @@ class CourseOptions(Bounded):
     step_size: PositiveFloat = 0.2
     """α of the first step; step t has α/(1 + t)."""
     tolerance: PositiveFloat = 1e-4
-    """Stop once no weight moves by more; the shrinking step makes sure of that."""
+    """Stop when no weight moves by more than this; the shrinking step ensures that it happens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +177,8 @@ class PathOptions(Bounded):
 
     name: Literal["maxent"] = "maxent"
     gradient: Literal["tilted", "algorithm1"] = "tilted"
-    """`tilted`: the gradient of the likelihood.  `algorithm1`: the paper's, which is not one on ice."""
+    """`tilted`: the gradient of the likelihood.  `algorithm1`: the paper's, which is not a gradient in worlds with
+    chance."""
     l2: NonNegativeFloat = 1e-3
     """Penalty (l2/2)‖θ‖² on the weights."""
     tolerance: PositiveFloat = 1e-8
@@ -190,21 +189,21 @@ class PathOptions(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class CausalOptions(Bounded):
-    """Maximum causal entropy: an agent that cannot choose its luck.  Solved exactly."""
+    """Maximum causal entropy: the agent chooses actions, not their random outcomes.  Solved exactly."""
 
     name: Literal["causal"] = "causal"
     objective: Literal["dual", "likelihood"] = "dual"
     """`dual`: convex, matches features.  `likelihood`: makes the demonstrated actions likely; not convex in general."""
     discount: Share = 1.0
-    """Weight of the next step's reward, 0 to 1; at 1 every episode must be able to end."""
+    """Discount factor, 0 to 1; with 1, every episode must be able to end."""
     temperature: PositiveFloat = 1.0
-    """How much entropy is worth, in units of reward; the lower, the greedier the fitted policy."""
+    """Weight of entropy, in units of reward; the lower, the greedier the fitted policy."""
     horizon: PositiveInt | None = None
-    """Most actions in an episode; null sets no limit."""
+    """Maximum number of actions in an episode; null: no limit."""
     l2: NonNegativeFloat = 1e-3
     """Penalty (l2/2)‖θ‖² on the weights; with 0, features that no policy can match have no finite weights."""
     solver: Literal["auto", "newton", "lbfgs"] = "auto"
-    """`newton` takes about ten steps, `lbfgs` hundreds that are cheap; `auto` is Newton up to 500 weights."""
+    """`newton` takes about ten steps, `lbfgs` hundreds of cheap ones; `auto` is Newton up to 500 weights."""
     tolerance: PositiveFloat = 1e-8
     """Largest entry of the gradient at which the fit is done."""
     max_iterations: PositiveInt = 5000
@@ -213,7 +212,7 @@ class CausalOptions(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryOptions(Bounded):
-    """Where a run is kept, and what is written into it besides the reward."""
+    """Where a run is saved, and what it contains besides the reward."""
 
     folder: NonEmptyStr = "runs/irl"
     """Everything the run writes goes here; an existing run is never overwritten unless `overwrite` is set."""
@@ -222,7 +221,7 @@ class RecoveryOptions(Bounded):
     plots: bool = True
     """Draw rewards, policy, visits and convergence as PNG files."""
     least_gap: bool = True
-    """Find the least gap that any policy can reach, by a linear program: eight minutes for 10,000 states."""
+    """Find the smallest gap that any policy can reach, by a linear program: eight minutes for 10,000 states."""
 
 
 FeatureOptions = StateFeatures | TileFeatures | FileFeatures

@@ -13,7 +13,7 @@ from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded, PositiveFloat, PositiveInt, Rule
 
 ALL_LINEAR = "all-linear"
-"""The target for every linear layer but embeddings and output layer."""
+"""The target for every linear layer except embeddings and output layer."""
 EXPERTS = "experts"
 """The target for the experts of a mixture, which are not linear layers."""
 ADAPTER_CONFIG = "adapter_config.json"
@@ -25,25 +25,25 @@ class AdapterOptions(Bounded):
     """LoRA: y = W·x + s·B·(A·x) with W frozen and A, B trained.  Hu et al. 2021, arXiv:2106.09685, eq. 3."""
 
     rank: PositiveInt = 16
-    """Rows of A and columns of B.  The adapter's size grows with it; the best learning rate does not."""
+    """Rows of A and columns of B.  A higher rank makes the adapter larger; the best learning rate stays the same."""
     alpha: PositiveFloat = 32.0
     """The adapter is scaled by s = alpha / rank."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Share of the adapter's inputs that updates set to zero, the others scaled up.  Sampling and evaluation drop
-    nothing, so ratios to the sampler are off 1 by that noise."""
+    """Dropout of the adapter's inputs, active only during updates.  Sampling and evaluation do not drop, so importance
+    ratios differ from 1 by the dropout noise."""
     targets: tuple[str, ...] = (ALL_LINEAR,)
     """Layers that get an adapter: names such as q_proj, endings such as mlp.down_proj, patterns of whole names such as
-    `*.layers.[01].*`; "all-linear" is every linear layer but embeddings and output layer; "experts" are the experts of
-    a mixture, which all-linear does not include."""
+    `*.layers.[01].*`.  "all-linear" is every linear layer except embeddings and output layer; "experts" are the experts
+    of a mixture, which all-linear does not include."""
     rslora: bool = False
     """Scale by s = alpha / √rank, which keeps the size of updates as the rank grows.  Kalajdzievski 2023,
     arXiv:2312.03732."""
     save: Literal["adapter", "merged", "both"] = "adapter"
-    """What a finished run keeps: RUN/adapter in peft's format, RUN/model with the adapter merged in, or both."""
+    """What a finished run saves: RUN/adapter in PEFT's format, RUN/model with the adapter merged in, or both."""
 
     rules = (
         Rule("dropout", lambda o: EXPERTS not in o.targets or o.dropout == 0, "is not supported on experts.  Use 0."),
-        Rule("targets", lambda o: o.targets, f"names no layer.  Use [{ALL_LINEAR}] or names of layers."),
+        Rule("targets", lambda o: o.targets, f"is empty.  Use [{ALL_LINEAR}] or names of layers."),
     )
 
     @property
@@ -60,7 +60,7 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def run_model(folder: Path) -> Path:
-    """What the run in a folder has saved: its whole model, or else its adapter; any other folder as it is."""
+    """What the run in a folder has saved: its whole model, or else its adapter; any other folder unchanged."""
     if not is_run_folder(folder) or is_adapter_folder(folder):
         return folder
     model, adapter = folder / "model", folder / "adapter"
@@ -68,13 +68,13 @@ def run_model(folder: Path) -> Path:
 
 
 BUNDLED = "bundled"
-"""The value of `path` for the small model that comes with this package."""
+"""The value of `path` for this package's small model."""
 BUNDLED_MODELS = {
     BUNDLED: "countdown-base",
     "bundled-instruct": "format-adherence-base",
     "bundled-prose": "period-count-base",
 }
-"""Values of `path` for models that come with this package, and the recipes that make them."""
+"""Values of `path` for the models of this package, and the recipes that make them."""
 HUB_ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
 
 
@@ -83,67 +83,68 @@ class ModelOptions(Bounded):
     """The model to train, evaluate or sample."""
 
     path: str = BUNDLED
-    """A local folder: of a model that transformers' `from_pretrained` reads, of an adapter in peft's format, or of a
-    run; a model of the hub as `org/name` or `org/name@revision`, downloaded once; or a model of this package: "bundled"
+    """The model: a local folder with a model that transformers' `from_pretrained` reads, an adapter in PEFT's format,
+    or a run; a hub model as `org/name` or `org/name@revision`, downloaded once; or a model of this package: "bundled"
     (1.3 M parameters, searches for Countdown answers), "bundled-instruct" (.37 M, answers additions in chat form) or
     "bundled-prose" (.45 M, writes plain sentences)."""
     revision: str = ""
-    """Branch, tag or commit of a model of the hub; empty is the main branch."""
+    """Branch, tag or commit of a hub model; empty: the main branch."""
     trust_remote_code: bool = False
-    """Run the Python code in the model's folder if transformers has none for it.  That code can do anything on this
-    machine."""
+    """Run the Python code in the model's folder if transformers does not support the model.  That code can do anything
+    on this machine."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of matrix products and attention; auto is bfloat16 on CUDA and float32 on a CPU.  With bfloat16 the
+    """Precision of matrix products and attention; auto: bfloat16 on CUDA and float32 on a CPU.  With bfloat16 the
     sampler's log-probs agree with the trainer's to about 1e-2 nats instead of 1e-5."""
     weights: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the weights in memory.  auto is float32, and bfloat16 for frozen linear layers that are stored and used
-    in it, which changes no number.  bfloat16 halves all memory, but most weights then do not move at the usual learning
-    rates; the plan says what share."""
+    """Precision of the weights in memory.  auto: float32, except that frozen linear layers stored and used in bfloat16
+    stay in bfloat16, which does not change any number.  bfloat16 halves all memory, but at the usual learning rates
+    most weights then do not move; the plan says what share."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model is; auto is cuda if available, else cpu."""
+    """Device of the model; auto: cuda if available, else cpu."""
     attn_implementation: str = "auto"
-    """Attention of the model's forward pass, by transformers' names: eager, sdpa, flash_attention_2 ...; auto is
-    transformers' choice.  It does not change the shared-prompt pass."""
+    """Attention of the model's forward pass, by transformers' names: eager, sdpa, flash_attention_2 ...; auto:
+    transformers chooses.  It does not change the shared-prompt pass."""
     gradient_checkpointing: bool = False
-    """Compute each layer again in the backward pass: less memory, about a third more time, the same gradients."""
+    """Recompute each layer in the backward pass: less memory, about a third more time, the same gradients."""
     frozen: tuple[str, ...] = ()
-    """Parameters that are not trained, by name or pattern, such as `*embed_tokens*` or `*.layers.[0-3].*`.  Not with an
-    adapter, which freezes all of them."""
+    """Parameters to freeze, by name or pattern, such as `*embed_tokens*` or `*.layers.[0-3].*`.  Not for adapters,
+    which freeze the whole model."""
     context: Annotated[int, Gt(1)] | None = None
-    """Most tokens of a prompt and its completion; null is the model's limit.  Rotary angles that depend on the length
-    (`longrope`, `dynamic`) use this one."""
+    """Maximum tokens of a prompt and its completion; null: the model's limit.  Rotary embeddings that depend on the
+    length (`longrope`, `dynamic`) use this one."""
     stop_tokens: tuple[str, ...] = ()
-    """Texts, one token each, that end a completion, besides the model's stop tokens."""
+    """Texts, one token each, that end a completion, in addition to the model's stop tokens."""
     chat_template: str = ""
     """File of a Jinja chat template that replaces the model's; it is saved with the trained model."""
     template_options: Mapping[str, object] = field(default_factory=dict)
-    """Arguments of the chat template, such as `{enable_thinking: false}`; one that it does not read is an error."""
+    """Arguments of the chat template, such as `{enable_thinking: false}`; an argument that it does not read is an
+    error."""
     adapter: AdapterOptions | None = None
-    """Train a low-rank adapter over the frozen model (LoRA); null trains the model itself, or the adapter in `path`."""
+    """Train a low-rank adapter on the frozen model (LoRA); null trains the model itself, or the adapter in `path`."""
     quantization: Literal["nf4"] | None = None
-    """Keep the frozen model's linear layers in 4 bits (QLoRA; extra `qlora`): NF4 with quantised scales, products in
-    `dtype`.  Only with an adapter."""
+    """Keep the frozen model's linear layers in 4 bits (QLoRA; extra `qlora`): NF4 with quantised scales, matrix
+    products in `dtype`.  Requires an adapter."""
 
     rules = (
         Rule(
             "quantization",
             lambda o: o.quantization is None or o.trains_adapter,
-            "keeps weights in 4 bits, which cannot be trained.  Give an adapter as well, model.adapter.",
+            "keeps weights in 4 bits, which cannot be trained.  Set model.adapter as well.",
         ),
         Rule(
             "frozen",
             lambda o: not (o.frozen and o.trains_adapter),
-            "does nothing with an adapter, which freezes all.  Choose layers by model.adapter.targets.",
+            "has no effect with an adapter, which freezes the whole model.  Choose layers with model.adapter.targets.",
         ),
         Rule(
             "weights",
             lambda o: (o.weights, o.dtype) != ("bfloat16", "float32"),
-            "with dtype = float32 computes with digits that are not stored.  Leave dtype out.",
+            "stores fewer digits than dtype = float32 computes with.  Leave dtype out.",
         ),
         Rule(
             "revision",
             lambda o: not o.revision or o.hub_name is not None,
-            "is only for a model of the hub, org/name, and path = {o.path}.  Leave it out.",
+            "is only for hub models (org/name), and path = {o.path}.  Leave it out.",
         ),
     )
 
@@ -161,19 +162,19 @@ class ModelOptions(Bounded):
 
     @property
     def hub_name(self) -> str | None:
-        """The model's name on the hub, org/name, where `path` is one: no folder's, and below none that is here."""
+        """The model's name on the hub, org/name; None if `path` is a local folder, or below one."""
         match = HUB_ID.fullmatch(self.path)
         here = Path(self.path).is_dir() or (Path(self.path).parent.is_dir() and not self.hub_revision)
         return None if match is None or here else match["name"]
 
     @property
     def hub_revision(self) -> str:
-        """The revision of a model of the hub: `revision`, or what follows the @; empty where neither is given."""
+        """The revision of a hub model: `revision`, or the part after the @; empty if neither is given."""
         match = HUB_ID.fullmatch(self.path)
         return self.revision or (match["revision"] or "" if match is not None else "")
 
     def require_files(self) -> None:
-        """Fail early, before anything heavy is imported, if an option names nothing that can be loaded."""
+        """Fail early, before any heavy import, if an option names something that cannot be loaded."""
         self.require_folder()
         if self.chat_template and not Path(self.chat_template).is_file():
             raise UserError(
@@ -182,14 +183,14 @@ class ModelOptions(Bounded):
             )
 
     def require_folder(self) -> None:
-        """Refuse a `path` that cannot be loaded."""
+        """Reject a `path` that cannot be loaded."""
         if self.is_bundled or self.hub_name is not None:
             return
         folder = self.folder
         if not folder.is_dir():
             raise UserError(
                 f"model.path = {self.path}: no such folder.  Give a folder with config.json, tokenizer and weights,"
-                f" org/name of the hub, or one of {', '.join(BUNDLED_MODELS)}."
+                f" org/name from the hub, or one of {', '.join(BUNDLED_MODELS)}."
             )
         if not is_adapter_folder(folder) and not (folder / "config.json").is_file():
             raise UserError(
@@ -214,13 +215,13 @@ class NewModelOptions(Bounded):
     num_heads: int = 4
     """Query heads."""
     num_kv_heads: int = 2
-    """Key and value heads of `qwen3`; divides `num_heads`.  `gpt2` has as many as heads."""
+    """Key and value heads of `qwen3`; must divide `num_heads`.  `gpt2` has one per head."""
     max_positions: int = 1024
-    """Longest prompt and completion together, in tokens."""
+    """Maximum tokens of a prompt and its completion."""
     template: Literal["question", "turns", "text"] = "question"
     """The chat template of its tokenizer.  `question`: a single message, on one line.  `turns`: system, user and
-    assistant in turn, as in instruction-tuned models.  `text`: as `question`, with merges of some 300 plain words: a
-    token of plain text has about four characters, as in GPT-2."""
+    assistant in turn, as in instruction-tuned models.  `text`: like `question`, plus tokens for about 300 plain words,
+    so that a token of plain text has about four characters, as in GPT-2."""
 
     rules = (
         Rule(

@@ -11,27 +11,28 @@ from posttrain.options.training import OptimizerOptions
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions(OptimizerOptions):
-    """How pairs of answers become optimiser updates."""
+    """How pairs of answers turn into optimiser updates."""
 
     section: ClassVar[str] = "pairs"
     """Its section in a recipe, for messages."""
     counts_tokens: ClassVar[bool] = True
-    """Whether the loss is of the answers' tokens, not of their scores."""
+    """Whether the loss is computed from the answers' tokens, not from scores."""
 
     max_length: Annotated[int, Ge(3)] | None = None
-    """Longest pair in tokens, the prompt with the longer answer; null is the model's context, which is the limit."""
+    """Maximum tokens of a pair: the prompt and the longer answer.  Null: the model's context, which is the upper
+    limit."""
     long_pairs: Literal["error", "skip", "cut"] = "error"
-    """What to do with longer pairs: stop with an error, or skip them.  `cut`, only for DPO, cuts the ends of longer
-    answers, as TRL does, and skips pairs whose prompt fills the length: only the beginning of an answer is learned."""
+    """What to do with longer pairs: stop with an error, or skip them.  `cut` (only for DPO) cuts the ends of long
+    answers, as TRL does, so only their beginnings are learned; it skips pairs whose prompt fills the length."""
     num_epochs: PositiveFloat | None = 1.0
-    """Passes over all pairs, each in another order; null: `run.num_steps` decides."""
+    """Passes over all pairs, shuffled again in each; null: `run.num_steps` decides."""
     pairs_per_batch: PositiveInt = 64
     """Pairs of one optimiser update, all different."""
     tokens_per_microbatch: Annotated[int, Ge(3)] = 4096
-    """Tokens in the model at a time: bounds memory, never changes the gradient.  Small ones fit a CPU's cache."""
+    """Tokens in the model at a time: limits memory, never changes the gradient.  Small batches fit a CPU's cache."""
     eval_every: PositiveInt = 40
-    """Updates between measurements on held-out pairs, which also begin and end a run.  Only a saved step can be kept as
-    the best: use a multiple of `checkpoint.every_steps`."""
+    """Updates between measurements on held-out pairs; a run also begins and ends with one.  Only a saved step can be
+    kept as the best: use a multiple of `checkpoint.every_steps`."""
 
     @property
     def answers_with_closing(self) -> bool:
@@ -40,71 +41,73 @@ class PairOptions(OptimizerOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RewardTrainingOptions(PairOptions):
-    """A reward model: a language model under a scalar head, trained on which of two answers was preferred."""
+    """A reward model: a language model with a scalar head, trained on which of two answers was preferred."""
 
     section: ClassVar[str] = "reward_model"
     counts_tokens: ClassVar[bool] = False
     default_rate: ClassVar[float] = 1e-5
 
     learning_rate: PositiveFloat | None = None
-    """Largest learning rate; null is 1e-5, for full training of a billion parameters, and ten times that with an
+    """Peak learning rate; null: 1e-5, which suits full training of a billion parameters, and ten times that with an
     adapter (`model.adapter`).  3e-4 suits the bundled model."""
     head_rate_scale: NonNegativeFloat = 1.0
     """Learning rate of the head as a multiple of the body's."""
     center_coefficient: NonNegativeFloat = 0.01
-    """c of c·mean((r_chosen + r_rejected)²), which pulls the mean of scores to 0, as pairs do not; 0 is off."""
+    """c of the term c·mean((r_chosen + r_rejected)²), which pulls the mean score to 0; pairs only fix differences.  0
+    turns it off."""
     margin_scale: NonNegativeFloat = 1.0
-    """Factor from a row's `margin` to the wanted difference of scores; 0 leaves margins out."""
+    """Factor from a row's `margin` to the target difference of scores; 0 ignores margins."""
     calibration_bins: PositiveInt = 10
-    """Bins of equal width, from 1/2 to 1, in which predicted probabilities are compared with observed shares."""
+    """Number of equal bins from 1/2 to 1 that compare predicted probabilities with observed shares."""
 
     rules = (Rule("long_pairs", lambda o: o.long_pairs != "cut", "is only for DPO.  Use error or skip."),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DpoOptions(PairOptions):
-    """Direct preference optimisation on pairs of answers: from rows, or sampled and judged in rounds."""
+    """Direct preference optimisation (DPO) on pairs of answers: from rows, or sampled and judged in rounds."""
 
     section: ClassVar[str] = "dpo"
 
     num_epochs: PositiveFloat | None = 1.0
-    """Of rows: passes over all pairs, each in another order; null: `run.num_steps` decides."""
+    """For rows: passes over all pairs, shuffled again in each; null: `run.num_steps` decides."""
     pairs_per_batch: PositiveInt = 32
     """Pairs of one optimiser update, all different."""
     loss: Literal["sigmoid", "ipo", "hinge", "robust"] = "sigmoid"
-    """The loss of h, the log-ratio to the reference of the chosen answer minus that of the rejected one, in nats:
-    sigmoid, -log σ(β h); ipo, (h - 1/(2β))²; hinge, max(0, 1 - β h); robust, sigmoid without the bias of wrong labels
+    """The loss as a function of h: the chosen answer's log-ratio to the reference minus the rejected one's, in nats.
+    sigmoid, -log σ(β h); ipo, (h - 1/(2β))²; hinge, max(0, 1 - β h); robust, sigmoid corrected for wrong labels
     (`label_smoothing`)."""
     beta: PositiveFloat = 0.1
-    """β keeps the policy near the reference: 0.01 lets it go far, 0.5 hardly."""
+    """β keeps the policy near the reference: 0.01 lets it move far, 0.5 hardly."""
     label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
-    """ε, the assumed share of pairs with swapped labels: conservative DPO, or robust DPO with `loss: robust`."""
+    """ε, the assumed share of pairs with swapped labels: conservative DPO; with `loss: robust`, robust DPO."""
     length_normalized: bool | None = None
-    """Use means per token of log-probs, not sums over an answer; null is yes for ipo, else no.  A β of the same
-    strength is then larger by about an answer's length: 5 instead of 0.1."""
+    """Use the mean log-prob per token, not the sum over an answer; null: true for ipo, else false.  With means, a β of
+    the same strength is larger by about an answer's length: 5 instead of 0.1."""
     learn_closing: bool = False
-    """Count what a chat template writes after an answer's last stop token, such as a newline, in its log-prob, as in
-    TRL.  No policy samples it."""
+    """Include in the log-prob what a chat template writes after an answer's last stop token, such as a newline, as in
+    TRL.  A policy never samples it."""
     nll_weight: NonNegativeFloat = 0.0
-    """Weight of the negative log-prob per token of the chosen answer, added to the loss; above 0 it keeps the chosen
-    answer from becoming less likely together with the rejected one."""
+    """Weight of an added loss: the chosen answer's negative log-prob per token.  Above 0 it keeps the chosen answer
+    from becoming less likely along with the rejected one."""
     reference: Literal["live", "precomputed"] = "live"
-    """Log-probs of the reference: `live` computes them for each batch, by the base with the adapter off or a frozen
-    copy; `precomputed` once for all pairs, kept in checkpoints, without a copy."""
+    """Log-probs of the reference: `live` computes them for each batch, with the adapter off or with a frozen copy;
+    `precomputed` computes them once for all pairs, without a copy, and keeps them in checkpoints."""
     rounds: NonNegativeInt = 0
-    """Rounds of sampling pairs from the policy, judging them by `rewards` and learning them; 0 learns pairs of rows."""
+    """Rounds: each samples pairs from the policy, judges them by `rewards` and learns them; 0 learns pairs from
+    rows."""
     steps_per_round: PositiveInt = 8
-    """Of rounds: updates on the pairs of each, which repeat if necessary."""
+    """With rounds: updates per round; its pairs repeat if necessary."""
     prompts_per_round: PositiveInt = 256
-    """Of rounds: prompts in each, with `rollout.group_size` completions per prompt."""
+    """With rounds: prompts per round, with `rollout.group_size` completions each."""
     pairs_per_prompt: PositiveInt = 1
-    """Of rounds: most pairs of a prompt: the best completion with the worst, the next best with the next worst, while
-    one is better than the other."""
+    """With rounds: maximum pairs per prompt: the best completion with the worst, the second best with the second worst,
+    and so on, while one is better than the other."""
     refresh_reference: bool = False
-    """Of rounds: the reference is the policy at the start of each round, not of the run."""
+    """With rounds: the reference is the policy at the start of each round, not of the run."""
 
     def resolved(self) -> "DpoOptions":
-        """With the values that follow from the loss and from rounds filled in."""
+        """The options with the defaults filled in that depend on the loss and on rounds."""
         normalized = self.loss == "ipo" if self.length_normalized is None else self.length_normalized
         epochs = None if self.rounds and self.num_epochs == 1 else self.num_epochs
         return replace(self, length_normalized=normalized, num_epochs=epochs)

@@ -36,22 +36,25 @@ class EnginesPlacement(Bounded):
     kind: Literal["posttrain", "vllm"] = "posttrain"
     """`posttrain`: `posttrain serve MODEL --rl`.  `vllm`: vLLM's API server; its environment needs posttrain-vllm."""
     python: str = ".venv-vllm/bin/python"
-    """The Python of vLLM's environment."""
+    """The Python executable of vLLM's environment."""
     command: str = ""
-    """A command in place of the usual one, split as a shell splits it, in which {model}, {host} and {port} are filled
-    in."""
+    """A command instead of the usual one, split as a shell does; {model}, {host} and {port} are filled in."""
     hosts: tuple[NonEmptyStr, ...] = ("127.0.0.1",)
-    """Addresses of the servers' machines, as the trainer reaches them.  Servers are dealt out to them in turn.  Other
-    machines than this one need a `command` that starts servers there, or `posttrain launch --dry-run`, which prints
-    what to type there."""
+    """Addresses of the servers' machines, as the trainer reaches them.  Servers are distributed over them in turn.  For
+    other machines, set a `command` that starts servers there, or use `posttrain launch --dry-run`, which prints what to
+    type there."""
     port: ListeningPort = 8100
-    """Port of the first server of each machine; its others take those after it."""
+    """Port of the first server of each machine; its other servers use the next ports."""
 
     rules = (
-        Rule("port", lambda o: o.port + o.count <= 65535, "leaves no ports for count = {o.count} servers.  Lower it."),
+        Rule(
+            "port",
+            lambda o: o.port + o.count <= 65535,
+            "leaves too few ports for count = {o.count} servers.  Lower it.",
+        ),
         Unused("python", {"kind": "vllm"}),
         Unused("kind python command hosts port", {"count": GIVEN}),
-        Rule("hosts", lambda o: o.hosts, "names no machine.  Name one, such as 127.0.0.1."),
+        Rule("hosts", lambda o: o.hosts, "is empty.  Name a machine, such as 127.0.0.1."),
     )
 
 
@@ -60,7 +63,7 @@ class EvaluationPlacement(Bounded):
     """The server that evaluates."""
 
     engine: bool = False
-    """Start one more server, which samples for evaluations while the others sample for training."""
+    """Start one more server, which samples for evaluations while the rest sample for training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +71,9 @@ class EnvironmentPlacement(Bounded):
     """The server of the environment."""
 
     command: str = ""
-    """The command of an OpenEnv server, split as a shell splits it, in which {host} and {port} are filled in; empty
-    starts none."""
+    """The command of an OpenEnv server, split as a shell does; {host} and {port} are filled in.  Empty: no server."""
     host: NonEmptyStr = "127.0.0.1"
-    """Address of its machine, as the trainer reaches it; another machine than this one is for --dry-run."""
+    """Address of its machine, as the trainer reaches it; other machines only work with --dry-run."""
     port: ListeningPort = 8300
     """Port of that server."""
 
@@ -87,9 +89,9 @@ class PlacementOptions(Bounded):
     evaluation: EvaluationPlacement = field(default_factory=EvaluationPlacement)
     environment: EnvironmentPlacement = field(default_factory=EnvironmentPlacement)
     ready_seconds: PositiveFloat = 600.0
-    """Most seconds until every server answers /health."""
+    """Time limit in seconds until every server answers /health."""
     stop_seconds: PositiveFloat = 120.0
-    """Most seconds that the trainer has to save, and a server to end, after an interruption; then it is killed."""
+    """After an interruption, seconds for the trainer to save and for a server to stop; then the process is killed."""
 
     rules = (
         Rule(

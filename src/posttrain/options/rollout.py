@@ -13,7 +13,7 @@ from posttrain.schemas import require_no_password
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(Bounded):
-    """Temperature first, then the cuts top-k, top-p, min-p; each works on the tokens that the last one kept."""
+    """Temperature first, then top-k, top-p and min-p; each cut works on the tokens that the previous one kept."""
 
     temperature: float = 1.0
     """Divides the logits, here and where the update recomputes log-probs; from 0.001 (use `greedy` for 0) to 100."""
@@ -22,12 +22,14 @@ class SamplingParams(Bounded):
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Keep the fewest likeliest tokens that together have this probability, in (0, 1]; 1 keeps all."""
     min_p: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Drop tokens less likely than this share of the likeliest one, in [0, 1); 0 keeps all."""
+    """Drop tokens less likely than this fraction of the likeliest one, in [0, 1); 0 keeps all."""
     greedy: bool = False
     """Take the likeliest token, the lower token id among equals, and ignore the other options."""
 
     rules = (
-        Rule("temperature", lambda o: 1e-3 <= o.temperature <= 100, "must be from 0.001 to 100.  For 0 use greedy."),
+        Rule(
+            "temperature", lambda o: 1e-3 <= o.temperature <= 100, "must be between 0.001 and 100.  For 0, use greedy."
+        ),
     )
 
     @property
@@ -41,7 +43,7 @@ class SamplingParams(Bounded):
 
 
 CUT = (
-    "samples from a cut distribution, which the update does not score.  Leave it out, or set"
+    "samples from a cut distribution, but the update scores the full one.  Leave it out, or set"
     " rollout.allow_cut_sampling: true to train on such samples."
 )
 
@@ -51,21 +53,22 @@ class SamplingOptions(Bounded):
     """How the next token is chosen, and when a completion is cut off."""
 
     max_completion_tokens: PositiveInt = 400
-    """Most tokens of a completion; a longer one is cut off (finish reason `length`)."""
+    """Maximum tokens of a completion; a longer one is cut off (finish reason `length`)."""
     temperature: float = 1.0
-    """Divides the logits when sampling *and* when the update recomputes log-probs.  0 takes the likeliest token."""
+    """Divides the logits when sampling *and* when the update recomputes log-probs.  0 always picks the likeliest
+    token."""
     top_k: int = 0
-    """Sample only among the k likeliest tokens; 0 is all of them."""
+    """Sample only from the k likeliest tokens; 0: from all."""
     top_p: float = 1.0
-    """Sample among the likeliest tokens that together hold this probability; 1 is all of them."""
+    """Sample only from the likeliest tokens that together have this probability; 1: from all."""
     min_p: float = 0.0
-    """Leave out tokens less likely than this share of the likeliest one; 0 keeps all."""
+    """Exclude tokens less likely than this fraction of the likeliest one; 0 keeps all."""
     max_turns: PositiveInt = 16
-    """With an environment or tools: most turns of the policy in a completion (finish reason `turns`).
+    """With an environment or tools: maximum turns of the policy in a completion (finish reason `turns`).
     `max_completion_tokens` counts the tokens of all its turns."""
     multi_turn: Literal["refuse", "append"] = "refuse"
-    """With an environment or tools, for a chat template that writes earlier turns differently once others follow (it
-    drops their `<think>`, say): refuse the run, or append each turn to the tokens before it all the same."""
+    """With an environment or tools: what to do if the chat template changes earlier turns once others follow (it drops
+    their `<think>`, say).  Reject the run, or append each turn to the unchanged tokens before it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,31 +83,36 @@ class SamplingOptions(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutOptions(SamplingOptions):
-    """What one training step samples: prompts × group completions."""
+    """What each training step samples: prompts × completions per prompt."""
 
     prompts_per_step: PositiveInt = 32
-    """Prompts drawn at each step, P."""
+    """Prompts per step, P."""
     group_size: PositiveInt = 8
-    """Completions per prompt, G; an advantage that compares the completions of a prompt needs at least 2."""
+    """Completions per prompt, G.  Algorithms that compare the completions of a prompt need at least 2."""
     allow_cut_sampling: bool = False
-    """Train on completions sampled under a top-k, top-p or min-p cut, although the update scores them under the full
-    distribution, so that ratios compare with another policy than the sampler."""
+    """Train on completions sampled with top-k, top-p or min-p.  The update still scores them under the full
+    distribution, so its ratios do not compare with the policy that sampled."""
     on_reward_error: Literal["stop", "none"] = "stop"
-    """After a reward function's exception, NaN or infinity: stop and name the row, or skip that score and count it."""
+    """If a reward function raises, or returns NaN or infinity: stop and name the row, or skip that score and count
+    it."""
     keep_alternatives: Annotated[int, Ge(0), Le(20)] = 0
-    """Write this many of the likeliest tokens, with log μ, for each sampled token to `rollouts/`.  It changes no
-    completion; docs/run_folder.md gives sizes."""
+    """For each sampled token, write this many of the likeliest tokens, with log μ, to `rollouts/`.  It does not change
+    completions; docs/run_folder.md gives sizes."""
     max_rows: PositiveInt = 256
-    """Completions decoded at a time: bounds the key/value cache, changes no completion.  Only for the engine
+    """Completions decoded at a time: limits the key/value cache and does not change completions.  Only for the engine
     `in_process`."""
 
     max_staleness: NonNegativeInt = 0
-    """Collect up to this many steps ahead of the one that is trained on, K: grading, and an engine on other machines,
-    then overlap with updates.  A token is sampled by weights at most K steps old.  0 collects each step after the
-    update before it."""
+    """K: collect up to this many steps ahead of training.  Grading, and sampling on other machines, then overlap with
+    updates.  The weights that sample a token are at most K steps old.  0: no overlap; each step is collected after the
+    previous update."""
 
     rules = (
-        Rule("temperature", lambda o: o.temperature > 0, "makes all completions of a group the same.  Use > 0."),
+        Rule(
+            "temperature",
+            lambda o: o.temperature > 0,
+            "makes all completions of a group the same.  Use a value above 0.",
+        ),
         Rule("top_k", lambda o: o.allow_cut_sampling or o.top_k == 0, CUT),
         Rule("top_p", lambda o: o.allow_cut_sampling or o.top_p == 1, CUT),
         Rule("min_p", lambda o: o.allow_cut_sampling or o.min_p == 0, CUT),
@@ -117,25 +125,25 @@ class RolloutOptions(SamplingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class InProcessOptions(Bounded):
-    """Completions are sampled in this process, from the trainer's own weights."""
+    """Completions are sampled in this process, with the trainer's own weights."""
 
     name: Literal["in_process"] = "in_process"
 
     native: bool = False
-    """Sample and score references with a kernel in C, where there is a C compiler and the model suits it: Llama, Qwen2
-    or Qwen3 in float32 on a CPU, without an adapter.  The first lines of a run say whether it is used."""
+    """Use a C kernel for sampling and for reference log-probs, if there is a C compiler and the model is supported:
+    Llama, Qwen2 or Qwen3 in float32 on a CPU, without an adapter.  The first lines of a run say whether it is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSeconds(Bounded):
-    """Time limits of calls to an inference server; a server that exceeds one is left out until the next update."""
+    """Timeouts of calls to an inference server; a server that exceeds one is skipped until the next update."""
 
     connect: PositiveFloat = 5.0
-    """For a connection."""
+    """To connect."""
     sample: PositiveFloat = 600.0
-    """For the completions of one request, from sending it to the last byte of the answer."""
+    """To complete one request, from sending it to the last byte of the answer."""
     update: PositiveFloat = 120.0
-    """For all calls that give one server new weights."""
+    """To give one server new weights, all calls together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,25 +152,25 @@ class HttpOptions(Bounded):
 
     name: Literal["http"] = "http"
     urls: tuple[NonEmptyStr, ...] = ()
-    """Addresses of servers, such as http://127.0.0.1:8000; completions are shared out among them."""
+    """Addresses of servers, such as http://127.0.0.1:8000; completions are distributed over them."""
     seconds: HttpSeconds = field(default_factory=HttpSeconds)
     transport: Literal["auto", "folder", "put"] = "auto"
-    """How servers get weights.  `folder`: they read a file in a folder that they share with the trainer.  `put`: the
-    file is sent to them, which only `posttrain serve` takes.  `auto`: a folder where they read it, else put."""
+    """How servers get weights.  `folder`: they read a file in a folder shared with the trainer.  `put`: the trainer
+    sends them the file; only `posttrain serve` supports this.  `auto`: a folder if they can read it, else put."""
     transfer_folder: str = ""
-    """Folder for files of weights, the same path here and on the servers; empty is `weights/` of the run folder.
+    """Folder for files of weights, the same path here and on the servers; empty: `weights/` in the run folder.
     Commands without a run folder, such as `evaluate`, use a temporary folder that only their own user can read."""
     evaluation: str = ""
-    """Address of one more server, which samples for evaluations only; empty leaves them to the others."""
+    """Address of one more server that only samples for evaluations; empty: the other servers do it."""
     key_env: str = "POSTTRAIN_SERVE_TOKEN"
-    """Environment variable with the key that servers ask for (`Authorization: Bearer ...`); unset sends none."""
+    """Environment variable with the servers' API key (`Authorization: Bearer ...`); if it is unset, no key is sent."""
 
     rules = (
-        Rule("urls", lambda o: o.urls, "names no server.  Give one, such as [http://127.0.0.1:8000]."),
+        Rule("urls", lambda o: o.urls, "is empty.  Name a server, such as [http://127.0.0.1:8000]."),
         Rule(
             "urls",
             lambda o: all(map(is_http, o.urls)),
-            "has an entry that is not an http(s) address.  Use some such as http://127.0.0.1:8000.",
+            "has an entry that is not an http(s) address.  Use addresses such as http://127.0.0.1:8000.",
         ),
         Rule(
             "urls",
@@ -174,7 +182,11 @@ class HttpOptions(Bounded):
             lambda o: not o.evaluation or is_http(o.evaluation),
             "is not an http(s) address.  Use one such as http://127.0.0.1:8001.",
         ),
-        Rule("transfer_folder", lambda o: not o.transfer_folder or o.transport != "put", "is not for transport: put."),
+        Rule(
+            "transfer_folder",
+            lambda o: not o.transfer_folder or o.transport != "put",
+            "is not used with transport: put.",
+        ),
     )
 
     @property
@@ -185,7 +197,7 @@ class HttpOptions(Bounded):
 
     def __post_init__(self) -> None:
         for each in (*self.urls, self.evaluation):
-            require_no_password(each, "urls", "Give a key by key_env.")
+            require_no_password(each, "urls", "Give a key with key_env.")
         super().__post_init__()
 
 
@@ -195,7 +207,7 @@ def is_http(address: str) -> bool:
 
 
 EngineOptions = InProcessOptions | HttpOptions | Mapping[str, object]
-"""For your class, a mapping of its path and options."""
+"""For your own class, a mapping with its path and options."""
 
 ENGINE_OPTIONS = by_name(InProcessOptions | HttpOptions)
 """The option class of each engine, by the name it has in recipes."""

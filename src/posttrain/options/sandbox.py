@@ -1,4 +1,4 @@
-"""The `sandbox` section of a recipe: where programs that a model wrote are run."""
+"""The `sandbox` section of a recipe: where model-written programs run."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,12 +9,12 @@ from posttrain.schemas import require_no_password
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxOptions(Bounded):
-    """Where programs that a model wrote are run, and how many at a time."""
+    """Where model-written programs run, and how many at a time."""
 
     kind: Literal["sealed", "bubblewrap", "container", "remote", "none"] = "sealed"
     """sealed: in processes that can only compute (Linux).  bubblewrap, container: each program in a small separate
-    system, where it may write files and start processes.  remote: by a service.  none: only with limits.  Probes test
-    all but the last before anything runs."""
+    system, where it may write files and start processes.  remote: on a service.  none: only with resource limits.
+    Probes test all kinds except `none` before anything runs."""
     command: NonEmptyStr = "docker"
     """For containers: docker or podman, with options if needed, such as `podman --runtime runc`."""
     image: str = "python:3.11-slim"
@@ -22,27 +22,31 @@ class SandboxOptions(Bounded):
     url: str = ""
     """For remote: the address of a service with SandboxFusion's protocol, such as http://sandbox.internal:8080."""
     programs_may_do_anything: bool = False
-    """Confirm what `kind: none` means: programs that a model wrote can use your files and your network."""
+    """Confirm the risk of `kind: none`: model-written programs can use your files and your network."""
     at_once: NonNegativeInt = 0
-    """Programs at a time; 0 is one for each core."""
+    """Programs at a time; 0: one per core."""
 
     def __post_init__(self) -> None:
         require_no_password(self.url, "url", "Use the service's plain address; no password is sent to it.")
         super().__post_init__()
 
     rules = (
-        Rule("image", lambda o: o.image and not o.image.startswith("-"), "is not a name of an image.  Name one."),
+        Rule(
+            "image",
+            lambda o: o.image and not o.image.startswith("-"),
+            "is not the name of an image.  Use one such as python:3.12-slim.",
+        ),
         Rule(
             "kind",
             lambda o: o.kind != "remote" or o.url.startswith(("http://", "https://")),
-            "needs the service's url, and url = {o.url!r}.  Give one such as http://127.0.0.1:8080.",
+            "needs the service's address, and url = {o.url!r}.  Set url, such as http://127.0.0.1:8080.",
         ),
         Unused("url", {"kind": "remote"}),
         Unused("command image", {"kind": "container"}),
         Rule(
             "kind",
             lambda o: o.kind != "none" or o.programs_may_do_anything,
-            "runs what a model wrote with your files and your network.  If you want that, set"
+            "runs model-written programs with your files and your network.  If you want that, set"
             " sandbox.programs_may_do_anything: true as well.",
         ),
         Unused("programs_may_do_anything", {"kind": "none"}),

@@ -1,4 +1,4 @@
-"""The `task` section of a recipe: one class of options per task, chosen by `name`; and who demonstrates."""
+"""The `task` section of a recipe: one class of options per task, chosen by `name`; and the demonstrator."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -12,40 +12,41 @@ NumbersRule = Literal["all", "subset"]
 """Whether an answer uses every given number exactly once, or each at most once."""
 
 FormatMode = Literal["strict", "last"]
-"""How much of a text must follow the structure of the tags: all of it, or its end."""
+"""How much of a text must follow the tag structure: all of it, or only its end."""
 OPERATORS = "+-*/"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountdownOptions(Bounded):
-    """Make a target from given numbers: which problems, how they are put, and how answers are read."""
+    """Make a target from given numbers: which problems, how they are asked, and how answers are read."""
 
     name: Literal["countdown"] = "countdown"
     variant: Literal["default", "course"] = "default"
     """`default`: as hard as the options below say.  `course`: four numbers from 1, 2, 5, 10, 25, 50, 75, 100, and a
-    target made from three of them with + - * and |a-b| that is none of the four; made for `numbers: subset`."""
+    target made from three of them with + - * and |a-b| that is not one of the four; meant for `numbers: subset`."""
     numbers: NumbersRule = "all"
-    """Said in the prompt and graded alike: use every number exactly once (`all`), or each at most once (`subset`)."""
+    """The rule in the prompt and in grading: use every number exactly once (`all`), or each at most once (`subset`)."""
     num_numbers: Annotated[int, Ge(2), Le(6)] = 3
-    """Numbers that a problem gives, 2 to 6."""
+    """Numbers in a problem, 2 to 6."""
     min_number: NonNegativeInt = 1
     """Smallest number given."""
     max_number: int = 30
     """Largest number given."""
     operators: str = OPERATORS
-    """What targets are made with, some of `+-*/`; answers may use all four."""
+    """Operators used to make targets, some of `+-*/`; answers may use all four."""
     min_target: NonNegativeInt = 1
     """Smallest target."""
     max_target: int = 99
     """Largest target."""
     held_out_size: PositiveInt = 512
-    """Problems kept for evaluation, of multisets of numbers that are never trained on; the same for every seed."""
+    """Problems kept for evaluation; their sets of numbers are never trained on.  They are the same for every seed."""
     prompt_style: Literal["compact", "r1"] = "compact"
-    """`compact`: one line, as the bundled model knows it.  `r1`: chat messages asking for the tags, for real models."""
+    """`compact`: one line, the format of the bundled model.  `r1`: chat messages that ask for the tags, for real
+    models."""
     prefill_think: bool = False
-    """Begin the answer with `<think>` in the prompt; the model continues from there."""
+    """End the prompt with the opening `<think>` of the answer; the model continues from there."""
     format_mode: FormatMode = "strict"
-    """`strict`: the whole response is the tags and what they hold.  `last`: only its last four tags count."""
+    """`strict`: the response contains only the tags and their content.  `last`: only its last four tags count."""
 
     rules = (
         Unused("num_numbers min_number max_number operators min_target max_target", {"variant": "default"}),
@@ -62,7 +63,7 @@ SYSTEM = (
     "<think>\n...\n</think>\n<answer>\n...\n</answer>"
 )
 NUM_ADDITIONS = 90 * 9
-"""Different questions: a from 10 to 99, b from 1 to 9."""
+"""Number of different questions: a from 10 to 99, b from 1 to 9."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +72,13 @@ class ArithmeticOptions(Bounded):
 
     name: Literal["arithmetic"] = "arithmetic"
     num_questions: PositiveInt = 64
-    """Training questions, the same for every seed; 64 are those of a well-known course."""
+    """Number of training questions, the same for every seed; with 64 they are those of a well-known course."""
     repeats: PositiveInt = 1
     """Groups of each question in a step: with 8, 32 prompts per step are 4 questions."""
     held_out_size: PositiveInt = 32
-    """Questions of evaluations."""
+    """Number of questions in evaluations."""
     measured_on: Literal["held_out", "training"] = "held_out"
-    """Which questions evaluations ask: some that are never trained on, or, as in that course, the first training
+    """Which questions evaluations ask: questions that are never trained on, or, as in that course, the first training
     questions."""
     system: str = SYSTEM
     """System message before every question; it describes the form that is rewarded."""
@@ -86,7 +87,7 @@ class ArithmeticOptions(Bounded):
         Rule(
             "held_out_size",
             lambda o: o.measured_on == "held_out" or o.held_out_size <= o.num_questions,
-            "with measured_on = training is more than num_questions = {o.num_questions}.  Use at most as many.",
+            "with measured_on = training must be at most num_questions = {o.num_questions}.",
         ),
         Rule(
             "num_questions",
@@ -98,23 +99,27 @@ class ArithmeticOptions(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class SentencesOptions(Bounded):
-    """Beginnings of texts that a model continues; for `posttrain sft`, texts of a small grammar."""
+    """Beginnings of texts for a model to continue; for `posttrain sft`, texts from a small grammar."""
 
     name: Literal["sentences"] = "sentences"
     openings: tuple[str, ...] = ("The weather today is", "I think that", "Once upon a time", "In my opinion")
-    """Beginnings that are trained on, in turn; by default those of a well-known course."""
+    """Beginnings to train on, in turn; by default those of a well-known course."""
     held_out_openings: tuple[str, ...] = ("The most important thing about science is", "I went to the store and bought")
     """Beginnings that are never trained on."""
     held_out_size: PositiveInt = 64
-    """Completions of held-out beginnings, in turn, in an evaluation; each is one problem."""
+    """Number of problems in an evaluation; each is a completion of a held-out beginning, in turn."""
 
     rules = (
-        Rule("openings", lambda o: are_texts(o.openings), "must be one or more texts, none empty.  Give some."),
-        Rule("held_out_openings", lambda o: are_texts(o.held_out_openings), "must be texts, none empty.  Give some."),
+        Rule("openings", lambda o: are_texts(o.openings), "must be a list of one or more texts, none of them empty."),
+        Rule(
+            "held_out_openings",
+            lambda o: are_texts(o.held_out_openings),
+            "must be a list of texts, none of them empty.",
+        ),
         Rule(
             "held_out_openings",
             lambda o: not {*o.openings} & {*o.held_out_openings},
-            "and openings = {o.openings} have one in common.  Leave it out of one of them.",
+            "and openings = {o.openings} share an entry.  Remove it from one of them.",
         ),
     )
 
@@ -128,9 +133,9 @@ class Demonstrator(Bounded):
     """Who writes the demonstrations."""
 
     give_up: Share = 0.6
-    """Chance of stopping after a failed try."""
+    """Probability of stopping after a failed try."""
     max_tries: PositiveInt = 18
-    """The most tries in one demonstration."""
+    """Maximum number of tries in one demonstration."""
     largest_result: PositiveInt = 200
     """Steps with a larger result are not written."""
 

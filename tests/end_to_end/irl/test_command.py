@@ -197,11 +197,11 @@ def test_a_run_is_replaced_only_when_told_and_never_by_a_mistake() -> None:
 MISTAKES = {
     "--method.name courze": "no such method.  Did you mean `course`?",
     "--method.name course --method.l2 1": "--method.l2: no such flag.",
-    "--world.ends 99": "world.ends = [99] has a state outside of the grid",
+    "--world.ends 99": "world.ends = [99] has a state outside the grid",
     "--world.starts -1": "world.starts = [-1] has one of ends",
     "--world.ground nan": "world.ground = nan must be finite",
     "--world.rewards 3 inf": "world.rewards = [[3, inf]] must be finite",
-    "--world.terrain 1 --world.terrain-low -.inf": "world.terrain_low = -inf must not be above 0, and finite",
+    "--world.terrain 1 --world.terrain-low -.inf": "world.terrain_low = -inf must be a finite number, at most 0",
     "--method.l2 inf": "method.l2 = inf: must be a finite number",
     "--world.rewards 8": "world.rewards",
     "--world.name gymnasium --method.name course": "method.name = course needs world.name = icy_grid",
