@@ -51,7 +51,7 @@ SECTIONS: dict[type, list[tuple[Given, str]]] = {
     LlmJudgeOptions: [
         ({"endpoint": "ftp://x"}, "endpoint = ftp://x … http"),
         ({"rubric": " "}, "rubric … Say what is judged"),
-        ({"principle": "all"}, "principle = all … Give principles: FILE"),
+        ({"principle": "all"}, "principle = all … Set principles: FILE"),
     ],
     PersonJudgeOptions: [({"question": " "}, "question … Say what is judged")],
     CountdownOptions: [
@@ -67,7 +67,7 @@ SECTIONS: dict[type, list[tuple[Given, str]]] = {
     ],
     CriticOptions: [({"trunk": "own", "through_trunk": False}, "through_trunk = false … trunk = own … Leave it out")],
     DatasetOptions: [
-        ({"sources": A_B}, "sources … weights"),
+        ({"sources": A_B}, "sources … a weight"),
         ({"sources": A_B[1:], "path": "c"}, "path = c … sources"),
         ({"sources": A_B[1:], "generator": "g"}, "generator = g … sources"),
         ({"sources": A_B[1:], "held_out_split": "c"}, "held_out_split = c … Give held_out_path"),
@@ -91,7 +91,7 @@ SECTIONS: dict[type, list[tuple[Given, str]]] = {
     GradingOptions: [({"cache_entries": 0, "cache_file": "f"}, "cache_file = f … cache_entries = 0 … Leave it out")],
     IcyGridOptions: [
         ({"terrain": 6}, "terrain = 6 … size = 5"),
-        ({"terrain": 1, "terrain_low": 1.0}, "terrain_low = 1.0 … <= 0"),
+        ({"terrain": 1, "terrain_low": 1.0}, "terrain_low = 1.0 … at most 0"),
         ({"terrain_seed": 1}, "terrain_seed = 1 … terrain = 0 … Leave it out"),
         ({"ground": float("inf")}, "ground = inf … finite"),
         ({"starts": (-26,)}, "starts = [-26] … 5 · 5"),
@@ -130,7 +130,7 @@ SECTIONS: dict[type, list[tuple[Given, str]]] = {
     ],
     RewardTrainingOptions: [({"long_pairs": "cut"}, "long_pairs = cut … error or skip")],
     RolloutOptions: [
-        ({"temperature": 0}, "temperature = 0 … Use > 0"),
+        ({"temperature": 0}, "temperature = 0 … Use a value above 0"),
         *(({name: value}, f"{name} = {value} … allow_cut_sampling") for name, value in (("top_k", 3), ("top_p", 0.5))),
         ({"min_p": 0.1}, "min_p = 0.1 … allow_cut_sampling"),
     ],
@@ -144,8 +144,8 @@ SECTIONS: dict[type, list[tuple[Given, str]]] = {
     ],
     SentencesOptions: [
         ({"openings": ()}, "openings = []"),
-        ({"held_out_openings": (" ",)}, "held_out_openings … none empty"),
-        ({"held_out_openings": ("I think that",)}, "held_out_openings = [I think that] … openings … Leave it out"),
+        ({"held_out_openings": (" ",)}, "held_out_openings … none of them empty"),
+        ({"held_out_openings": ("I think that",)}, "held_out_openings = [I think that] … openings … Remove it"),
     ],
     TeacherOptions: [
         ({}, "sees = prompt … model"),
@@ -178,7 +178,7 @@ CONFIGS: list[tuple[Any, Given, str]] = [
         "run.early_stop_evaluations = 2",
     ),
     (Config, {"update": {"minibatches_per_epoch": 40}}, "update.minibatches_per_epoch = 40 … prompts_per_step = 32"),
-    (CollectConfig, {"sampling": {"temperature": 0}, "judge": "reward"}, "sampling.temperature = 0 … Use > 0"),
+    (CollectConfig, {"sampling": {"temperature": 0}, "judge": "reward"}, "sampling.temperature = 0 … Use a value above 0"),
     (CollectConfig, {"judge": "reward", "grading": {"max_unscored_steps": 3}}, "grading.max_unscored_steps = 3 … rl"),
     (CollectConfig, {"judge": "llm"}, "judge.name = llm … judge.endpoint … judge.model"),
     (CollectConfig, {"judge": "person", "rewards": ["maths"]}, "rewards … judge.name = person … best_worst"),
@@ -238,7 +238,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], tuple[str, ...]]]] = {
         (dataset(last_assistant_message="drop"), ("task.last_assistant_message = drop", *OF_ROWS)),
         (dataset(sources=[{"path": "a.jsonl", "weight": 2}]), ("task.sources", "weights", "Leave the weights out")),
         (dataset(name="programs"), ("task", "rows")),
-        ({"run": {"num_steps": 0}}, ("run.num_steps = 0", "Use at least 1")),
+        ({"run": {"num_steps": 0}}, ("run.num_steps = 0", "must be at least 1")),
         ({"run": {"token_limit": 10}}, ("run.token_limit = 10", "posttrain rl", "Leave it out")),
         ({"run": {"early_stop_evaluations": 2}}, ("run.early_stop_evaluations = 2", "posttrain rl", "Leave it out")),
         ({"tracker": {"project": "p"}}, ("tracker.project = p", "run.report_to")),

@@ -61,7 +61,7 @@ IN_A_RECIPE = {
     "algorithm: {kl: {coefficient: 0}}": "algorithm.kl.coefficient = 0",
     "algorithm: {clip_low: -3}": "recipe.yaml: algorithm.clip_low = -3",
     "rewards: [{name: graded_format, path: a.py:f}]": "path = a.py:f with name = 'graded_format'",
-    "rewards: [{path: mine.py}]": "rewards: path = mine.py is not FILE.py:FUNCTION",
+    "rewards: [{path: mine.py}]": "rewards: path = mine.py must be FILE.py:FUNCTION",
     "rewards: [graded_format=much]": "the weight 'much' is not a number",
 }
 """A recipe, and words of the message."""

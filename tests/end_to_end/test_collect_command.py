@@ -149,7 +149,7 @@ def test_a_signal_while_completions_are_sampled_ends_the_command_after_their_bat
         (["--judge.name", "llm"], "needs judge.endpoint"),
         (
             ["--judge.name", "person"],
-            "rewards is only for scored = true, and scored = false.  judge.name = person asks none",
+            "rewards is only for scored = true, and scored = false.  judge.name = person does not ask",
         ),
         (["--judge.name", "persons"], "Did you mean `person`"),
         (["--judge.rubric", "x"], "no such flag"),

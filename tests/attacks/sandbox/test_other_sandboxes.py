@@ -324,7 +324,7 @@ def test_what_a_busy_service_ends_is_never_a_score(tests: str, monkeypatch: pyte
 
 
 def test_what_is_chosen_together_must_make_sense(capsys: pytest.CaptureFixture[str]) -> None:
-    with refused("needs the service's url"):
+    with refused("needs the service's address"):
         SandboxOptions(kind="remote")
     with refused("kind = sealed"):
         SandboxOptions(url="http://127.0.0.1:8080")

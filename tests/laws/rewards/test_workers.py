@@ -304,7 +304,7 @@ def test_a_recipe_and_a_flag_name_it_as_they_name_a_file(package: Path) -> None:
         (f"{PACKAGE}.outer:solved", "cannot be imported: ModuleNotFoundError … looked for in the folder you run in"),
         ("no_such_package_at_all.inner:solved", "looked for in the folder you run in and among what is installed"),
         (f"{PACKAGE}.broken:solved", "No module named 'no_such_module_anywhere'"),
-        (f"{PACKAGE}/inner:solved", "is not FILE.py:FUNCTION or package.module:FUNCTION"),
+        (f"{PACKAGE}/inner:solved", "must be FILE.py:FUNCTION or package.module:FUNCTION"),
         (f"{PACKAGE}..inner:solved", "or package.module:FUNCTION"),
         (":solved", "or package.module:FUNCTION"),
     ],
