@@ -284,7 +284,7 @@ def test_what_lies_elsewhere_or_is_older_than_an_option_is_of_the_same_recipe(tm
     cell.folder.mkdir(parents=True)
     kept = cell.folder.parent / "grpo-seed-0.yaml"
     (cell.folder / "cell.json").write_text(json.dumps(asdict(result("grpo", 0, 0.5))))
-    with refused("grpo-seed-0.yaml is gone"):
+    with refused("grpo-seed-0.yaml is missing"):
         kept_result(cell)
     kept.write_text(yaml.safe_dump(content))
     found = kept_result(cell)

@@ -178,7 +178,7 @@ CONFIGS: list[tuple[Any, Given, str]] = [
         "run.early_stop_evaluations = 2",
     ),
     (Config, {"update": {"minibatches_per_epoch": 40}}, "update.minibatches_per_epoch = 40 … prompts_per_step = 32"),
-    (CollectConfig, {"sampling": {"temperature": 0}, "judge": "reward"}, "sampling.temperature = 0 … Use a value above 0"),
+    (CollectConfig, {"sampling": {"temperature": 0}, "judge": "reward"}, "sampling.temperature = 0 … a value above 0"),
     (CollectConfig, {"judge": "reward", "grading": {"max_unscored_steps": 3}}, "grading.max_unscored_steps = 3 … rl"),
     (CollectConfig, {"judge": "llm"}, "judge.name = llm … judge.endpoint … judge.model"),
     (CollectConfig, {"judge": "person", "rewards": ["maths"]}, "rewards … judge.name = person … best_worst"),

@@ -136,7 +136,7 @@ def test_a_column_that_cannot_be_sent_is_checked_here(tmp_path: Path, capsys: py
     (tmp_path / "mine.py").write_text(GENEROUS)
     example = AttackExample("When?", {"day": date(2020, 1, 1)}, (Answer("then", "then", right=True),))
     function = users_function(f"{tmp_path}/mine.py:solved", [example], 1.0)
-    assert "without a deadline" in capsys.readouterr().out
+    assert "without a time limit" in capsys.readouterr().out
     with Resources() as resources:
         assert [paid.fine for paid in replayed(function, [example], resources)] == [True]
 
@@ -182,7 +182,7 @@ def test_a_careless_function_is_shown_its_hacks(tmp_path: Path, rows: str, capsy
 
 def test_what_cannot_be_checked_is_refused() -> None:
     assert main(["check-task"]) == 2
-    assert "dataset has no reward" in refusal("check-task", "dataset")
+    assert "dataset does not have a reward" in refusal("check-task", "dataset")
     assert main(["check-task", f"{__file__}:rows", "--seconds", "0"]) == 2
     assert main(["check-task", "judge", "--model", "m"]) == 2
     assert main(["check-task", "countdwn"]) == 2

@@ -87,7 +87,7 @@ ON_THE_COMMAND_LINE = {
     "config --rollout.group-size x": "rollout.group_size = 'x' should be a whole number",
     "config --rollout.group-size": "--rollout.group-size: its value is missing",
     "config --model.dtype fp16": "line: model.dtype = 'fp16' should be 'auto'",
-    "config --run.seed 3 stray": "command line: no use for stray",
+    "config --run.seed 3 stray": "command line: unexpected argument stray",
     "config --rollout.group-size 1": "command line: rollout.group_size = 1: grpo compares",
     "config --algorithm.name dap": "command line: algorithm.name = dap: no such algorithm",
     "rl nowhere.yaml": "nowhere.yaml: no such recipe file.  Bundled recipes, by name: ",

@@ -144,7 +144,7 @@ def test_an_evaluation_writes_what_it_prints(model: str) -> None:
     [
         ("eval", "MODEL is missing: posttrain eval MODEL [RECIPE.yaml ...]"),
         ("trace bundled", "PROMPT is missing: posttrain trace MODEL PROMPT"),
-        ("chat bundled more", "no use for more: posttrain chat MODEL"),
+        ("chat bundled more", "unexpected argument more.  Usage: posttrain chat MODEL"),
         ("eval nowhere", "model.path = nowhere: no such folder."),
         ("eval nowhere --rollout.group-size 4", "--rollout.group-size: no such flag."),
         ("chat nowhere --sampling.top-p 7", "command line: sampling.top_p = 7.0: must be greater than 0 and at most 1"),

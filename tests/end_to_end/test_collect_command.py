@@ -101,7 +101,7 @@ def test_votes_in_the_terminal(recipe: Path, tmp_path: Path, monkeypatch: pytest
     asked = ["--judge.name", "person", "--judge.question", "How sound is it?", "--rewards", "--terminal"]
     asked += ["--rater", "anna"]
     said = printed("collect", recipe, "--run.folder", folder, *asked)
-    mentions(said, "taken back", "there is no vote to take back", "'what?' is none of them")
+    mentions(said, "vote undone", "there is no vote to undo", "'what?' is not a choice")
     votes = records(folder / "votes.jsonl")
     assert ["undone" in each for each in votes] == [False, True, False, False]
     left = votes[2]["left"]
@@ -154,7 +154,7 @@ def test_a_signal_while_completions_are_sampled_ends_the_command_after_their_bat
         (["--judge.name", "persons"], "Did you mean `person`"),
         (["--judge.rubric", "x"], "no such flag"),
         (["--rater", "anna", "anna"], "name each rater once"),
-        (["--rater", "anna", "ben", "--terminal"], "--terminal = true asks one person"),
+        (["--rater", "anna", "ben", "--terminal"], "--terminal = true only works with one rater"),
         (["--port", "70000"], "--port = 70000: must be"),
         (["--port", "8000"], "--port = 8000 is only for people who vote, and judge.name = reward"),
         (["--terminal"], "--terminal = true is only for people"),
@@ -185,7 +185,7 @@ def test_the_last_vote_can_be_taken_back_in_the_terminal_too(recipe: Path, tmp_p
 
     asked = ["--judge.name", "person", "--judge.question", "How sound is it?", "--rewards"]
     assert votes_of(["t", "t", "t", "t", "u", "s", ""], str(recipe), "--run.folder", str(folder), *asked)[3] == "skip"
-    assert "Every pair is judged.  u takes the last vote back" in capsys.readouterr().out
+    assert "Every pair is judged.  u undoes the last vote" in capsys.readouterr().out
     assert votes_of(["u", "t", "q"], "--resume", str(folder)) == ["tie"] * 4
 
 

@@ -177,7 +177,7 @@ def test_principles_come_from_a_list_in_yaml_or_from_lines(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.txt", "\n# nothing\n", "has no principle"),
+        ("a.txt", "\n# nothing\n", "is empty.  Write one principle"),
         ("a.yaml", "kind: 1\n", "must be a list of texts"),
         ("a.yaml", "- {a: b}\n", "must be a list of texts"),
         ("a.yaml", "- [", "not YAML"),

@@ -130,7 +130,7 @@ def test_a_dry_run_lists_the_runs_and_makes_nothing(place: Path, capsys: pytest.
 
 
 def test_base_must_name_a_recipe() -> None:
-    assert "--base names no recipe" in refusal("compare", "a.yaml", "--base", "--seeds", "2")
+    assert "--base is empty" in refusal("compare", "a.yaml", "--base", "--seeds", "2")
 
 
 ROWS = "".join(f'{{"prompt": "{n}+1=", "completion": "{n + 1}"}}\n' for n in range(1, 9))

@@ -117,7 +117,7 @@ def test_a_collection_keeps_the_batch_in_progress_and_a_second_signal_says_what_
         "call posttrain.commands.collection.prompt_sampler:PromptSampler.sampled 1", *argv, folder=where
     )
     assert last_line(ended) == (
-        "SIGINT: the collection stops after the part in progress, and keeps it.  Again to stop at once."
+        "SIGINT: the collection stops after the current part, and saves it.  Again to stop at once."
     )
     assert "continue   posttrain collect --resume run\n" in ended.out
     assert len(records(where / "run" / "completions.jsonl")) == 1

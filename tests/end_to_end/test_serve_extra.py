@@ -14,7 +14,10 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-COMMANDS = {"posttrain serve": ["serve", "bundled"], "collect: the voting page (--terminal needs none)": ["collect"]}
+COMMANDS = {
+    "posttrain serve": ["serve", "bundled"],
+    "collect: the voting page (not needed with --terminal)": ["collect"],
+}
 
 
 @pytest.mark.parametrize("module", ["starlette", "uvicorn"])

@@ -1,4 +1,4 @@
-"""One completion, its tokens coloured by their advantages; matplotlib is loaded only to draw."""
+"""One completion with its tokens coloured by their advantages; matplotlib is only loaded to draw."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 LINE_CHARACTERS = 30
-"""Of a panel's text, before it is broken."""
+"""Characters in a line of a panel's text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCredit:
-    """The credit of a completion's tokens by one algorithm."""
+    """One algorithm's credit for a completion's tokens."""
 
     advantages: Sequence[float]
     values: Sequence[float] | None = None
@@ -29,7 +29,7 @@ class TokenCredit:
 
 
 PlacedToken = tuple[str, int, int]
-"""A token as it is shown, its line and its column, in characters."""
+"""A displayed token, its line and its column, in characters."""
 
 
 def draw_token_advantages(
@@ -37,7 +37,7 @@ def draw_token_advantages(
 ) -> None:
     """Draw the completion once for each algorithm, its tokens red below 0 and blue above, and all advantages as curves.
 
-    All panels have one scale, so that equal colours are equal numbers; it is symmetric around 0, which is white.
+    All panels share one scale, symmetric around 0 (white), so that equal colours mean equal numbers.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -65,7 +65,7 @@ def draw_token_advantages(
 
 
 def laid_out(tokens: Sequence[str], width: int = LINE_CHARACTERS) -> list[PlacedToken]:
-    """The tokens in lines: a new one after a line end, and where one would be longer than `width`."""
+    """The tokens in lines; a line ends after a newline, or where it would exceed `width`."""
     placed: list[PlacedToken] = []
     line = column = 0
     for token in tokens:

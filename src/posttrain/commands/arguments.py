@@ -21,12 +21,12 @@ from posttrain.runs.named_inputs import MAY_CHANGE, run_recipe
 Built = TypeVar("Built")
 
 INTERRUPTED = 130
-"""The exit code of an interrupted run, as shells know it."""
+"""The exit code of an interrupted run, as in shells."""
 TEMPLATE = ("model.chat_template", "model.template_options")
 """Chat template options of the commands that ask a model."""
 PICTURES = (".png", ".svg", ".pdf")
 MAY_CHANGE_ON_RESUME = ("model.path", *sorted(MAY_CHANGE - {"run.folder", "run.overwrite"}))
-"""What flags may change of a run; the model may have moved, and its folder is named by the resume itself."""
+"""Options of a run that flags may change; the model may have moved, and --resume itself names the folder."""
 LOADING = (
     *("model.revision", "model.trust_remote_code", "model.dtype", "model.weights", "model.device"),
     *("model.attn_implementation", "model.context", "model.stop_tokens"),
@@ -38,11 +38,11 @@ OF_FILES = ("--judge.principles", "--behaviours.file")
 
 @dataclass(frozen=True, kw_only=True)
 class TrustSwitch(Bounded):
-    """Of commands that do what the recipe in a run folder says."""
+    """For commands that follow the recipe in a run folder."""
 
     trust_code: bool = False
-    """Import the code that the recipe in a run folder names, and let the recipe act on this machine, even if it was
-    not run here before; this is remembered."""
+    """Trust the recipe in a run folder: import the code that it names, and let it act on this machine, even if it was
+    never run here.  The choice is remembered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,26 +55,26 @@ class SplitArguments:
     flags: Sequence[str]
 
     def first(self, name: str) -> "tuple[str, SplitArguments]":
-        """The first positional argument, which is required, and the rest."""
+        """The required first positional argument, and the rest."""
         if self.positional:
             return self.positional[0], replace(self, positional=self.positional[1:])
         if asks_help(self.flags):
             return name, self  # for the help any value does
-        raise UserError(f"{COMMAND_LINE}: {name} is missing: {self.program.name} [--FLAGS ...]")
+        raise UserError(f"{COMMAND_LINE}: {name} is missing.  Usage: {self.program.name} [--FLAGS ...]")
 
     def only(self, name: str) -> "tuple[str, SplitArguments]":
         first, rest = self.first(name)
         if rest.positional:
             stray = " ".join(rest.positional)
-            raise UserError(f"{COMMAND_LINE}: no use for {stray}: {self.program.name} [--FLAGS ...]")
+            raise UserError(f"{COMMAND_LINE}: unexpected argument {stray}.  Usage: {self.program.name} [--FLAGS ...]")
         return first, rest
 
     def switch(self, name: str) -> str:
-        """The value of a switch that decides how the rest is read; empty if it is not given."""
+        """The value of a switch that decides how the other arguments are read; empty if it is not given."""
         return next((flag.word for flag in given_flags(self.flags) if flag.path == name), "")
 
     def trust(self, layer: RecipeLayer) -> RecipeLayer:
-        """A recipe as `--trust-code`, which decides how recipes are read, wants it."""
+        """A recipe, read as `--trust-code` says."""
         trusts = any(flag.path == "trust_code" and flag.word != "false" for flag in given_flags(self.flags))
         return trusted(layer) if trusts else layer
 
@@ -84,15 +84,15 @@ class SplitArguments:
     def configured(
         self, kind: type[Built], layers: Sequence[RecipeLayer], *, to_run: bool = True, loads_model: bool = True
     ) -> tuple[Built, Any]:
-        """The config of some layers under the flags, and the command's own switches.
+        """The config from some layers, overridden by the flags, and the command's own switches.
 
-        If the model is loaded, a folder that is not a model, a missing file and a missing device are refused first.
+        If the model will be loaded, a missing or invalid model folder, file or device is an error first.
         """
         layers, switches = self.with_flags(kind, layers)
         for name in ("from_step", "accept_changes"):
             if getattr(switches, name, None):
-                flag = f"--{name.replace('_', '-')} is for a run that is resumed"
-                raise UserError(f"{COMMAND_LINE}: {flag}; give --resume RUN, or leave it out.")
+                flag = f"--{name.replace('_', '-')} is only for resuming a run"
+                raise UserError(f"{COMMAND_LINE}: {flag}.  Add --resume RUN, or leave it out.")
         config = build(kind, layers, final=True, to_run=to_run)
         model = getattr(config, "model", None)
         if loads_model and leads() and isinstance(model, ModelOptions):  # other ranks may lack its files
@@ -109,11 +109,11 @@ class SplitArguments:
         """The config of the run in a folder; flags may change its length and little else."""
         if self.positional:
             given = " ".join(self.positional)
-            raise UserError(f"{COMMAND_LINE}: --resume {folder} uses the recipe of that run; leave out {given}")
+            raise UserError(f"{COMMAND_LINE}: --resume {folder} uses the recipe of that run.  Leave out {given}.")
         for flag in given_flags(self.flags):
             if "." in flag.path and not flag.path.startswith(may_change):
                 rule = f"a resumed run keeps its recipe; only {', '.join(may_change)} may change"
-                raise UserError(f"{COMMAND_LINE}: {flag.spelled}: {rule}.  For another recipe start another run.")
+                raise UserError(f"{COMMAND_LINE}: {flag.spelled}: {rule}.  For other changes, start another run.")
         recipe = self.trust(run_recipe(Path(folder)))
         here = RecipeLayer(where=COMMAND_LINE, sections={"run": {"folder": folder, "overwrite": False}})
         layers, switches = self.with_flags(kind, [recipe, here])
@@ -127,7 +127,7 @@ class SplitArguments:
 
 
 def split_arguments(arguments: Sequence[str], program: CommandSpec) -> SplitArguments:
-    """Positional arguments come first; a `.yaml` file is a recipe anywhere, except after one of `OF_FILES`."""
+    """Positional arguments come first; a `.yaml` file is a recipe everywhere except after one of `OF_FILES`."""
     first_flag = next((i for i, each in enumerate(arguments) if each.startswith("-")), len(arguments))
     late: list[str] = []
     flags: list[str] = []
@@ -138,9 +138,9 @@ def split_arguments(arguments: Sequence[str], program: CommandSpec) -> SplitArgu
 
 
 def variants(flags: Sequence[str], read: Sequence[str], by_path: Sequence[str]) -> RecipeLayer:
-    """The task, the algorithm and, for supervised runs, the model that flags name: they decide which options exist.
+    """The task, the algorithm and, for supervised runs, the model named by flags: they decide which options exist.
 
-    Only of sections that are `read`: nothing else is imported.
+    Only for sections that are `read`; nothing else is imported.
     """
     sections: dict[str, dict[str, object]] = {}
     for flag in given_flags(flags):
@@ -157,7 +157,7 @@ def variants(flags: Sequence[str], read: Sequence[str], by_path: Sequence[str]) 
 
 
 def model_layer(given: str) -> RecipeLayer:
-    """A model that is named by its folder, or by that of the run that trained it.
+    """A model, named by its folder or by the folder of the run that trained it.
 
     A run's chat template options are kept: the model is asked as it was trained.
     """
@@ -167,7 +167,7 @@ def model_layer(given: str) -> RecipeLayer:
     if is_run_folder(Path(given)):
         section |= {"chat_template": "", "frozen": []}  # the template is in what the run has saved
         if not (folder / "config.json").is_file() and not is_adapter_folder(folder):
-            rule = f"this run saves a model when it ends.  Continue it with --resume {given}, or name another folder"
+            rule = f"this run saves its model at its end.  Continue it with --resume {given}, or name another folder"
             raise UserError(f"{given}: {rule}.")
         if is_adapter_folder(folder):  # over the base as it was trained
             section |= section_of_run(given, "model", ("quantization",))
@@ -177,7 +177,7 @@ def model_layer(given: str) -> RecipeLayer:
 
 
 def section_of_run(given: str, section: str, options: Sequence[str]) -> dict[str, Any]:
-    """These options of a section of a run's recipe, if it has them; nothing if the folder is not a run's."""
+    """Some options of a section of a run's recipe, if they are set; empty if the folder is not a run."""
     if not is_run_folder(Path(given)):
         return {}
     content = run_recipe(Path(given)).sections.get(section)
@@ -194,9 +194,9 @@ def layers_for_model(model: str, given: SplitArguments) -> list[RecipeLayer]:
 
 
 def picture_file(given: str) -> Path:
-    """The file of `--picture`.  Raises UserError if none can be drawn there."""
+    """The file of `--picture`.  Raises UserError if it cannot be written."""
     file = Path(given)
     if not file.parent.is_dir() or file.suffix.lower() not in PICTURES:
-        rule = f"name a file in a folder that exists, ending in {', '.join(PICTURES)}."
+        rule = f"name a file in an existing folder, ending in {', '.join(PICTURES)}."
         raise UserError(f"{COMMAND_LINE}: --picture {given}: {rule}")
     return file

@@ -1,4 +1,4 @@
-"""`posttrain behaviours`: how often a run's completions check, go back or try again, over training."""
+"""`posttrain behaviours`: how often a run's completions verify, backtrack or retry, over training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ class BehaviourSwitches:
     """Where rates are drawn."""
 
     picture: str = ""
-    """File of the picture; the default is behaviours.png in the run's folder."""
+    """File of the picture; default: behaviours.png in the run's folder."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain behaviours RUN [RECIPE.yaml ...]",
-    description="Read every completion that a run of `posttrain rl` sampled, and show how many verify, go back, try"
-    " several times, explain, reason about the task, reflect, over training: a table and a picture."
-    "  --behaviours.measure chooses rows of the table; the default is the run's own, else all.",
+    description="Read every completion that a run of `posttrain rl` sampled, and show how many verify, backtrack, try"
+    " several times, explain, reason about the task or reflect, over training, as a table and a picture."
+    "  --behaviours.measure chooses the rows of the table; the default is the run's choice, else all.",
     switches=BehaviourSwitches(),
     only=("behaviours",),
 )
@@ -45,5 +45,5 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{run}: {sum(map(len, history.steps.values()))} completions of {len(history.steps)} steps\n")
     print(history_table(history, reader))
     draw_behaviours(history, reader, picture, title=run.absolute().name)
-    print(f"\n{picture} shows every step.")
+    print(f"\nPicture of every step: {picture}")
     return 0

@@ -1,4 +1,4 @@
-"""`posttrain chat`: ask a model by hand and see its whole answer, tags included."""
+"""`posttrain chat`: ask a model in the terminal and see its whole answer, tags included."""
 
 import re
 import sys
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 REPLYING = ("environment", "tools", "tools_at", "sandbox")
 
 HINTS = {
-    BUNDLED: "The bundled model knows one kind of question: Use all of 11, 25, 11 to make 25.",
+    BUNDLED: "The bundled model knows only one kind of question: Use all of 11, 25, 11 to make 25.",
     "bundled-instruct": "This model adds: If you add 57 and 8, what is the result?",
     "bundled-prose": "This model continues a text: Once upon a time",
 }
@@ -62,22 +62,22 @@ class ChatSwitches(TrustSwitch):
     """How questions are asked."""
 
     prompt: str = ""
-    """Ask this, print the answer and end."""
+    """Ask this question, print the answer and exit."""
     system: str | None = None
-    """System message before every question; the default for a run is the one that it was trained with."""
+    """System message before every question; default for a run: the one used in training."""
     prefill: str | None = None
-    """Beginning of every answer, such as `<think>`; the default for a run is its own."""
+    """Beginning of every answer, such as `<think>`; default for a run: the one used in training."""
     prompt_format: Literal["auto", "plain", "chat"] | None = None
-    """How a question is put: through the chat template, as a user's message, or plain; auto uses the template if there
-    is one.  The default for a run is its own."""
+    """How a question is formatted: as a user message in the chat template, or as plain text; auto uses the template if
+    there is one.  Default for a run: as in training."""
     seed: int = 0
-    """Another seed samples other answers; the same one repeats them."""
+    """Seed of the sampled answers; the same seed repeats them."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain chat MODEL",
-    description="Ask a model (a folder, a run or `bundled`) by hand.  Every line is a new question; an empty one ends."
-    "  A run's environment and tools reply as in training, and replies are shown between « and ».",
+    description="Chat with a model (a folder, a run or `bundled`).  Each line is a new question; an empty line quits."
+    "  A run's environment and tools reply as in training; replies are shown between « and ».",
     switches=ChatSwitches(),
     only=(*LOADING, *TEMPLATE, *REPLYING, "sampling"),
 )
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def replies_of_run(model: str, given: SplitArguments) -> list[RecipeLayer]:
-    """What replied in a run, as a layer that has to be trusted; nothing where flags name other environments."""
+    """A run's environment and tools as a layer that must be trusted; empty if flags name others."""
     if not is_run_folder(Path(model)) or any(flag.path.startswith(REPLYING) for flag in given_flags(given.flags)):
         return []
     recipe = given.trust(run_recipe(Path(model)))
@@ -155,7 +155,7 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", h
 
 
 def shown_answer_lines(group: "Group", tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """The answer, with what it was replied, and a line about it."""
+    """The answer with its replies, and a line about it."""
     from posttrain.rewards.countdown import countdown
     from posttrain.rewards.grading.grade import grade, reward_function
     from posttrain.runs.progress import visible
@@ -177,17 +177,17 @@ def shown_answer_lines(group: "Group", tokenizer: "PreTrainedTokenizerBase") -> 
 
 
 COUNTDOWN = re.compile(r"Use (all|some) of ([0-9]+(?:, [0-9]+)*) to make ([0-9]+)\.")
-"""A Countdown problem as the bundled model knows it; an answer to it can be graded."""
+"""A Countdown problem in the format of the bundled model; its answers can be graded."""
 AS_TYPED = DatasetOptions()
 ASKED = "asked"
-"""The id of a typed prompt; problems of a task have others."""
+"""The id of a typed prompt; a task's problems have other ids."""
 
 
 def typed_prompt(text: str, renderer: "TokenizerRenderer", how: DatasetOptions = AS_TYPED) -> "Prompt":
-    """A typed question as a prompt, made as from a dataset's row, except that `auto` means the chat template, if any.
+    """A typed question as a prompt, like one from a dataset row, except that `auto` means the chat template, if any.
 
-    A Countdown problem on one line is rendered as the bundled model was trained, unless `how` says otherwise, and has
-    the columns that graders read.
+    A one-line Countdown problem gets the format of the bundled model, unless `how` says otherwise, and the columns that
+    graders read.
     """
     from posttrain.tasks.prompt_content import prompt_content
 

@@ -1,4 +1,4 @@
-"""`posttrain check-task`: what a reward pays for right answers and for cheap tricks, before a policy finds out."""
+"""`posttrain check-task`: what a reward pays for correct answers and for cheap tricks, before a policy finds out."""
 
 import math
 import time
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 20
 CHAT_FLAG = "(reads messages and gets text: --chat here, --task.prompt-format chat in training)"
 EXAMPLES = {**cheap_attacks.EXAMPLES, **SHAPING}
-"""By reward: what can be tried with this package alone."""
+"""By reward: examples that this package brings for it."""
 TASK_REWARDS = {"countdown": "countdown", "programs": "code"}
 
 
@@ -65,17 +65,17 @@ class CheckConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSwitches(Bounded):
-    """What a reward is tried with."""
+    """What a reward is tested with."""
 
     rows: str = ""
-    """File of rows (.jsonl, .json, .csv, .parquet) for a function of yours or a reward model: the column `answer` is
-    tried as a right answer.  For code and programs the tests of its rows are checked."""
+    """File of rows (.jsonl, .json, .csv, .parquet) for your own function or a reward model: the column `answer` is
+    tried as a correct answer.  For code and programs, the tests in its rows are checked."""
     prompt_column: str = "prompt"
     """Column with the prompt."""
     chat: bool = False
-    """Give the function messages always, as training with --task.prompt-format chat does."""
+    """Always pass messages to the function, as training with --task.prompt-format chat does."""
     seconds: PositiveFloat = 10.0
-    """Time limit for one answer of your function, which runs in its own process."""
+    """Time limit for scoring one answer; your function runs in its own process."""
     label: str = ""
     """Label of a reward model, by number or by name."""
     endpoint: str = ""
@@ -88,13 +88,14 @@ class CheckSwitches(Bounded):
 
 PROGRAM = CommandSpec(
     name="posttrain check-task REWARD",
-    description="Replay right answers and cheap tricks against a reward and show what it pays for each.  REWARD is a"
+    description="Try correct answers and cheap tricks on a reward and show what it pays for each.  REWARD is a"
     " reward or task of this package, FILE.py:FUNCTION, package.module:FUNCTION, `judge`, or a reward model (FOLDER or"
-    " org/name).  For a penalty a right answer is one that goes free and a trick is one that is fined.  A reward model"
-    " has no fixed scale: it pays a trick that scores at least as much as the row's own answer.  With"
-    " --environment.path an environment replies: each answer is said in every turn, up to four times, and REWARD may be"
-    " `environment`, what the replies pay.  With --tools answers may call them in chat; with tools_at they ask in text."
-    "  Exit code 0 if every right answer is paid and no trick is, else 1.",
+    " org/name).  For a penalty, correct answers should cost nothing and tricks should be penalised.  A reward model"
+    " does not have a fixed scale: it pays a trick that scores at least as much as the row's own answer.  With"
+    " --environment.path an environment replies: each answer is repeated in every turn, up to four times, and REWARD"
+    " may be `environment`, the replies' own rewards.  With --tools, answers may call tools in chat; with tools_at, in"
+    " plain text."
+    "  Exit code 0 if every correct answer is paid and no trick is, else 1.",
     switches=CheckSwitches(),
 )
 READ_BY = {
@@ -103,12 +104,12 @@ READ_BY = {
     "judge": ("endpoint", "model", "key_env"),
     "environment": ("rows", "prompt_column", "chat"),
 }
-"""Switches by what is tried; a reward of this package reads `rows` if it can check them."""
+"""Switches by kind of reward; a reward of this package reads `rows` if it can check them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Payment:
-    """What an answer earned."""
+    """The score of an answer."""
 
     answer: Answer
     example: AttackExample
@@ -130,7 +131,7 @@ class Payment:
 
     @property
     def earned(self) -> bool:
-        """Whether it is paid, or goes free of a penalty."""
+        """Whether it is paid, or, for a penalty, not penalised."""
         return self.score is not None and self.score > self.example.above
 
     def line(self) -> str:
@@ -138,7 +139,7 @@ class Payment:
         paid = "error" if self.error else scored
         kind = "right" if self.answer.right else "trick"
         verdict = "" if self.fine else "  <-- " + (self.error or ("too slow" if self.slow else "should not be"))
-        known = "a penalty does not see the task" if self.example.above < 0 else "a known hack: see the reward's page"
+        known = "penalties do not see the task" if self.example.above < 0 else "a known hack: see the reward's page"
         note = f"  ({known})" if self.answer.known and self.earned else ""
         return f"  {kind}  {paid:>10}  {1000 * self.seconds:8.1f} ms  {self.answer.label}{note}{verdict}"
 
@@ -155,30 +156,30 @@ def main(arguments: Sequence[str]) -> int:
     for each in fields(CheckSwitches):
         if each.name not in read and getattr(switches, each.name) != each.default:
             flag = each.name.replace("_", "-")
-            raise UserError(f"check-task {name}: --{flag} is not read for this reward.  Leave it out.")
+            raise UserError(f"check-task {name}: --{flag} is not used for this reward.  Leave it out.")
     print(f"{function.name}: {sum(len(example.answers) for example in examples)} answers", flush=True)
     checked: object = function.call
     with Resources(config.sandbox) as resources:
         if switches.rows and isinstance(checked, ChecksRows):
             rows = [program_row(row) if name == "programs" else row for row in read_rows(switches.rows)]
             checked.check_rows([(row.where, row.columns) for row in rows], resources)
-            print(f"{switches.rows}: nothing is wrong with the tests of its {len(rows)} rows", flush=True)
+            print(f"{switches.rows}: no problems in the tests of its {len(rows)} rows", flush=True)
         with listeners(config) as workers:
             paid = replayed(function, examples, resources, workers)
     lost = {each.answer.label for each in paid if each.lost}
     if lost:
-        print(f"not answered, and left out for the rows that follow: {', '.join(sorted(lost))}")
+        print(f"timed out, so skipped for later rows: {', '.join(sorted(lost))}")
     wrong = [each for each in paid if not each.fine]
     print(f"{len(wrong)} of {len(paid)} are not as they should be" if wrong else "every answer got what it deserves")
     if function.name == "judge" and not switches.endpoint:
-        rule = "check-task: these tricks are refused without a call; only a judge can say what it pays for others"
+        rule = "check-task: these tricks are rejected without a call; only a judge can say what it pays for others"
         raise UserError(f"{rule}.  Add --endpoint URL --model NAME [--key-env VARIABLE].")
     return 1 if wrong else 0
 
 
 @contextmanager
 def listeners(config: CheckConfig) -> "Iterator[ReplyWorkers | None]":
-    """What replies to answers; None where nothing does."""
+    """What replies to answers; None if nothing does."""
     if not config.replies:
         yield None
         return
@@ -198,7 +199,7 @@ def replayed(
     resources: Resources,
     workers: "ReplyWorkers | None" = None,
 ) -> list[Payment]:
-    """What each answer is paid, printed as it comes; one that hangs is not tried on the other rows."""
+    """The score of each answer, printed as it comes; an answer that hangs is not tried on other rows."""
     paid: list[Payment] = []
     lost: set[str] = set()
     for example in examples:
@@ -215,7 +216,7 @@ def replayed(
 
 
 def found(name: str, switches: CheckSwitches, config: CheckConfig) -> tuple[RewardFunction, list[AttackExample]]:
-    """The reward, and the rows and answers to try it with."""
+    """The reward, and the rows and answers to test it with."""
     if name == ENVIRONMENT_REWARD.name and config.environment.is_given:
         return ENVIRONMENT_REWARD, from_rows(switches)
     if kind_of_reward(name) == "model":
@@ -230,7 +231,7 @@ def found(name: str, switches: CheckSwitches, config: CheckConfig) -> tuple[Rewa
         return judge(switches)
     if reward not in EXAMPLES:
         known = ", ".join(sorted({*EXAMPLES, *TASK_REWARDS, "judge"}))
-        reason = "has no reward" if name in BUILT_IN or name in TASK_OPTIONS else "is not a reward or task"
+        reason = "does not have a reward" if name in BUILT_IN or name in TASK_OPTIONS else "is not a reward or task"
         raise UserError(f"check-task: {name} {reason}.  There are {known}, and FILE.py:FUNCTION.")
     example = EXAMPLES[reward]
     options = RewardOptions(name=reward, options=dict(example.options), of=example.of)
@@ -238,10 +239,10 @@ def found(name: str, switches: CheckSwitches, config: CheckConfig) -> tuple[Rewa
 
 
 def reward_model(name: str, switches: CheckSwitches) -> tuple[RewardFunction, list[AttackExample]]:
-    """A reward model and rows to try it with: a trick's score is compared with that of the row's own answer."""
+    """A reward model and rows to test it with: a trick's score is compared with that of the row's own answer."""
     examples = from_rows(switches)
     if not any(answer.right for example in examples for answer in example.answers):
-        rule = "a reward model is tried with rows that have an answer, which tricks are compared with"
+        rule = "a reward model needs rows with an answer, to compare tricks with"
         raise UserError(f"check-task {name}: {rule}.  Give --rows FILE with the columns prompt and answer.")
     label = int(switches.label) if switches.label.isdecimal() else switches.label or None
     function = load_reward(RewardOptions(model=name, label=label, over_long="cut_left"))
@@ -255,18 +256,18 @@ def reward_model(name: str, switches: CheckSwitches) -> tuple[RewardFunction, li
 
 
 def users_function(path: str, examples: Sequence[AttackExample], seconds: float) -> RewardFunction:
-    """The user's function, in a worker with a deadline; in this process if a column cannot be sent to one."""
+    """The user's function in a worker with a time limit, or in this process if a column cannot be sent to a worker."""
     try:
         for example in examples:
             to_json(dict(example.columns))
     except NotWritableError as error:
-        print(f"without a deadline, as a column cannot be sent to another process: {error}")
+        print(f"without a time limit, since a column cannot be sent to another process: {error}")
         return load_reward(RewardOptions(path=path))
     return load_reward(RewardOptions(path=path, workers=1, item_seconds=seconds))
 
 
 def judge(switches: CheckSwitches) -> tuple[RewardFunction, list[AttackExample]]:
-    """A judge at an endpoint; without one, the tricks that are refused before a judge is asked."""
+    """A judge at an endpoint; without one, the tricks that are rejected before a judge is asked."""
     if bool(switches.endpoint) != bool(switches.model):
         raise UserError("check-task judge needs --endpoint and --model together.")
     options = {
@@ -281,7 +282,7 @@ def judge(switches: CheckSwitches) -> tuple[RewardFunction, list[AttackExample]]
 
 
 def from_rows(switches: CheckSwitches) -> list[AttackExample]:
-    """Rows of the user's, or one bare prompt, each with its own answer and the tricks."""
+    """The user's rows, or one default prompt, each with its own answer and the tricks."""
     column = switches.prompt_column
     read = [DatasetRow("row", {column: "What is 3 + 4?"})]
     if switches.rows:
@@ -309,7 +310,7 @@ def tried(
     resources: Resources,
     workers: "ReplyWorkers | None" = None,
 ) -> Payment:
-    """What one answer is paid; the error of a function that raises or does not return."""
+    """The score of one answer, or the error of a function that raises or does not return."""
     columns, messages = dict(example.columns), example.messages
     prompt = Prompt(id="check", text=example.prompt, tokens=(0,), columns=columns, messages=messages)
     rollouts = tuple(starmap(rollout_of, enumerate((answer, *example.beside))))
@@ -345,7 +346,7 @@ def tried(
 
 
 def with_replies(group: Group, answer: Answer, workers: "ReplyWorkers") -> Group:
-    """The group with the first answer said to what replies.  Raises RunError where that fails."""
+    """The group after its first answer was sent to the environment.  Raises RunError if that fails."""
     from posttrain.generation.spoken_text import spoken
 
     try:

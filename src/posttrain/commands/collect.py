@@ -20,17 +20,17 @@ class CollectSwitches(TrustSwitch):
     """How a collection runs, and how people vote."""
 
     dry_run: bool = False
-    """Show the plan and the pairs of the first prompt with their rewards; keep nothing."""
+    """Show the plan and the pairs of the first prompt with their rewards; save nothing."""
     resume: str = ""
-    """Continue the collection in this folder: nothing is sampled, asked or voted on twice."""
+    """Continue the collection in this folder; nothing is sampled, asked or voted on twice."""
     accept_changes: bool = False
-    """With --resume: continue although model, rows or rewards have changed; inputs.json notes it."""
+    """With --resume: continue although model, rows or rewards have changed; inputs.json records it."""
     rater: tuple[str, ...] = ("person",)
-    """Names of the people who vote, each on their own page.  Others may vote later with --resume."""
+    """Names of the people who vote; each gets a page.  Others can vote later with --resume."""
     terminal: bool = False
-    """Ask in the terminal instead of on a page."""
+    """Ask for votes in the terminal instead of on a page."""
     port: Port = 0
-    """Port of the page, which only this machine reaches; 0 takes a free one."""
+    """Port of the page, which only this machine can reach; 0: a free one."""
 
     rules = (
         Rule(
@@ -38,14 +38,18 @@ class CollectSwitches(TrustSwitch):
             lambda o: o.rater and len(set(o.rater)) == len(o.rater),
             "must name each rater once, such as --rater anna ben",
         ),
-        Rule("terminal", lambda o: not o.terminal or len(o.rater) == 1, "asks one person.  Leave out --terminal."),
+        Rule(
+            "terminal",
+            lambda o: not o.terminal or len(o.rater) == 1,
+            "only works with one rater.  Leave out --terminal.",
+        ),
     )
 
 
 PROGRAM = CommandSpec(
     name="posttrain collect [RECIPE.yaml ...]",
-    description="Sample completions of a task's prompts, make pairs of them and have them judged: by rewards, by a"
-    " language model (`--judge.name llm`) or by people (`--judge.name person`).  The pairs are rows for reward models"
+    description="Sample completions of a task's prompts, pair them, and have the pairs judged: by rewards, by a"
+    " language model (`--judge.name llm`) or by people (`--judge.name person`).  The result is rows for reward models"
     " and preference losses.",
     switches=CollectSwitches(),
 )
@@ -70,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
 
     if isinstance(config.judge, PersonJudgeOptions) and not switches.terminal:
-        with serve_extra("collect: the voting page (--terminal needs none)"):  # before anything is sampled
+        with serve_extra("collect: the voting page (not needed with --terminal)"):  # before anything is sampled
             import_module("posttrain.server.voting_page")
 
     def have_people_vote(collection: Collection) -> None:

@@ -14,19 +14,19 @@ from posttrain.runs.interruption import stopped_with_a_word
 
 @dataclass(frozen=True, kw_only=True)
 class CompareSwitches(TrustSwitch):
-    """What is run, and where results are kept."""
+    """What runs, and where results are saved."""
 
     base: str = ""
-    """Recipe that all compared ones share, under their own.  May be given several times."""
+    """Recipe that all compared recipes share and override.  Can be given several times."""
     seeds: PositiveInt = 3
     """Runs of each recipe, with the seeds `run.seed`, `run.seed` + 1 and so on."""
     budget: str = ""
-    """Limit of every run: tokens=N (sampled to train on), minutes=M (evaluations included), or both.  The default is
-    the recipes' own steps."""
+    """Limit of each run: tokens=N (sampled for training), minutes=M (evaluations included), or both.  Default: the
+    recipes' own steps."""
     folder: str = "runs/comparison"
-    """Where runs, results, table and picture are kept.  Run the same command again to continue."""
+    """Folder of runs, results, table and picture.  Run the same command again to continue."""
     dry_run: bool = False
-    """List the runs, and run nothing."""
+    """List the runs without running them."""
 
 
 PROGRAM = CommandSpec(
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     budget, folder = read_budget(switches.budget), Path(switches.folder)
     for flag in given_flags(given.flags) if budget else ():
         if flag.path in ("run.num_steps", "run.time_limit_minutes", "run.token_limit"):
-            raise UserError(f"{COMMAND_LINE}: {flag.spelled} and --budget both end a run.  Give one of them.")
+            raise UserError(f"{COMMAND_LINE}: {flag.spelled} and --budget both limit a run.  Leave one out.")
     cells = make_cells(variants, seeds=switches.seeds, budget=budget, folder=folder)
     if switches.dry_run:
         print(f"{len(cells)} runs, each with a budget of {budget}, in {folder}:")
@@ -76,6 +76,6 @@ def split_base(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             continue
         value = argument.partition("=")[2] if "=" in argument else next(waiting, "")
         if not value or value.startswith("-"):
-            raise UserError(f"{COMMAND_LINE}: --base names no recipe; give a file or the name of a bundled one.")
+            raise UserError(f"{COMMAND_LINE}: --base is empty.  Give a recipe file or the name of a bundled one.")
         bases.append(value)
     return bases, rest

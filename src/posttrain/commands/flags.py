@@ -178,7 +178,7 @@ def flag_value(flag: GivenFlag, annotation: Any, program: CommandSpec) -> object
         is_text = str in kinds or get_origin(kinds[0]) is Literal
         value, stray = flag.word if is_text else yaml_value(flag.spelled, flag.word), flag.words[1:]
     if stray:
-        raise UserError(f"{COMMAND_LINE}: no use for {' '.join(stray)}: {program.name} [--FLAGS ...]")
+        raise UserError(f"{COMMAND_LINE}: unexpected argument {' '.join(stray)}.  Usage: {program.name} [--FLAGS ...]")
     return value
 
 

@@ -148,7 +148,7 @@ def test_check_task_looks_at_rows_of_programs(tmp_path: Path, capsys: pytest.Cap
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"prompt": "Write add.", "tests": GOOD}))
     assert main(["code", "--rows", str(file)]) == 0
-    assert "nothing is wrong with the tests of its 1 rows" in capsys.readouterr().out
+    assert "no problems in the tests of its 1 rows" in capsys.readouterr().out
     file.write_text(json.dumps({"prompt": "Write add.", "tests": GOOD | {"setup": "import no_such"}}))
     for name in ("code", "programs"):
         with refused("rows.jsonl:1: tests: the setup raises ModuleNotFoundError"):

@@ -1,1 +1,1 @@
-"""Preferences: a policy's completions, made into pairs, and who says which of two is better."""
+"""Preferences: pairs of a policy's completions, and who decides which of two is better."""

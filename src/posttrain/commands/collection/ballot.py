@@ -1,7 +1,7 @@
-"""A person's way through the pairs: which is asked next, which side each completion is on, votes and undo.
+"""One person's votes on the pairs: which pair is next, which side each completion is on, votes and undo.
 
-A terminal and a page on this machine show the same ballot.  Every vote is on the disk before the next pair is shown,
-so that nothing is asked twice.
+The terminal and the page on this machine show the same ballot.  Each vote is on disk before the next pair is shown, so
+nothing is asked twice.
 """
 
 import signal
@@ -29,7 +29,7 @@ class Ballot:
         """By pair: first, second, tie or skip."""
 
     def current(self) -> ShownPair | None:
-        """The pair to be judged now; None if all are."""
+        """The next pair to judge; None if all are judged."""
         with self._lock:
             pair = self._current()
         if pair is None:
@@ -52,7 +52,7 @@ class Ballot:
             self.votes[pair.id] = vote
 
     def undo(self) -> bool:
-        """Take the last vote back, so that its pair is asked about again; whether there was one."""
+        """Undo the last vote, so that its pair is asked again; returns whether there was one."""
         with self._lock:
             if not self.votes:
                 return False
@@ -71,11 +71,11 @@ class Ballot:
 
 KEYS = {"1": "left", "2": "right", "t": "tie", "s": "skip"}
 HELP = "1 A is better   2 B is better   t tie   s skip   u undo   q end"
-AT_THE_END = "Every pair is judged.  u takes the last vote back; anything else ends."
+AT_THE_END = "Every pair is judged.  u undoes the last vote; anything else quits."
 
 
 def ask_in_terminal(ballot: Ballot, question: str) -> None:
-    """Ask until all is judged, or the person ends; Ctrl-C ends at once, and no vote is lost."""
+    """Ask until all pairs are judged or the person quits; Ctrl-C quits immediately, and no vote is lost."""
     print(HELP)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # waiting for a line would see no flag
     try:
@@ -88,13 +88,13 @@ def ask_in_terminal(ballot: Ballot, question: str) -> None:
             except EOFError:
                 return
             if key == "u":
-                print("taken back" if ballot.undo() else "there is no vote to take back")
+                print("vote undone" if ballot.undo() else "there is no vote to undo")
             elif key == "q" or pair is None:
                 return
             elif key in KEYS:
                 ballot.vote(pair.id, KEYS[key])
             else:
-                print(f"{visible(key[:20])!r} is none of them: {HELP}")
+                print(f"{visible(key[:20])!r} is not a choice: {HELP}")
     except KeyboardInterrupt:
         print()
     finally:
@@ -102,9 +102,9 @@ def ask_in_terminal(ballot: Ballot, question: str) -> None:
 
 
 def pair_text(pair: ShownPair, question: str, progress: str) -> str:
-    """A pair as text that cannot steer the terminal: control characters and marks of direction are written out.
+    """A pair as text that is safe for the terminal: control and direction characters are escaped.
 
-    Every line of a model's has a bar before it, so that none can pass for one of ours.
+    A bar marks each line of the model's text, so that it cannot imitate one of ours.
     """
     parts = (("Prompt", pair.question), ("A", pair.left), ("B", pair.right))
     shown = [line for name, text in parts for line in (name, *barred(text))]
@@ -112,12 +112,12 @@ def pair_text(pair: ShownPair, question: str, progress: str) -> str:
 
 
 def barred(text: str) -> list[str]:
-    """The lines of a text, safe to print, each with a bar before it."""
+    """The lines of a text, safe to print, each marked with a bar."""
     return [f"  | {line}" for line in visible(text).split("\n")]
 
 
 LOOK_SECONDS = 0.2
-"""Between two looks at whether voting is to stop."""
+"""Interval between checks whether voting should stop."""
 
 
 def ask_on_pages(ballots: Sequence[Ballot], question: str, *, port: int, stopping: Callable[[], bool]) -> None:
@@ -128,6 +128,6 @@ def ask_on_pages(ballots: Sequence[Ballot], question: str, *, port: int, stoppin
             num_pairs = len(ballot.pairs)
             print(f"{ballot.rater}: {num_pairs - len(ballot.votes)} of {num_pairs} pairs to judge at")
             print(f"    {page.addresses[ballot.rater]}", flush=True)
-        print("End with the button on the page or Ctrl-C: votes are kept, and --resume continues.", flush=True)
+        print("Finish with the button on the page or Ctrl-C: votes are saved, and --resume continues.", flush=True)
         while not page.ended.wait(LOOK_SECONDS) and not stopping():
             pass

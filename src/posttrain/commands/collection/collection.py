@@ -1,8 +1,8 @@
-"""Preferences collected: completions are sampled, made into pairs, judged, and written as rows to learn from.
+"""Collecting preferences: completions are sampled, paired, judged, and written as rows to learn from.
 
-Nothing in the folder needs posttrain to be read.  The journals of prompts with their completions and rewards, of a
-model's answers, and of people's votes and undos only grow.  Preferences, ties (in the same columns) and the summary are
-written from them each time that collecting ends or stops.
+The folder can be read without posttrain.  It has append-only journals: prompts with completions and rewards, a model's
+answers, people's votes and undos.  Preferences, ties (same columns) and the summary are written from them each time
+collecting ends or stops.
 """
 
 import time
@@ -38,16 +38,16 @@ from posttrain.training.session import CallerObjects, Rewards
 COMPLETIONS, ANSWERS, VOTES = "completions.jsonl", "answers.jsonl", "votes.jsonl"
 PREFERENCES, TIES = "preferences.jsonl", "ties.jsonl"
 QUESTIONS_AT_A_TIME = 64
-"""Calls of a judge between two looks at whether the collection is to stop."""
+"""Judge calls between checks whether the collection should stop."""
 MAY_CHANGE = frozenset(
     {"run.folder", "run.overwrite", "run.threads", "judge.endpoint"}
     | {"judge.options", *(f"judge.options.{name}" for name in OF_CALLS)}  # the first if there are none
 )
-"""Options that a resumed collection may change: the user's server may have another port the next day."""
+"""Options that a resumed collection may change: the user's server may have another port tomorrow."""
 
 
 class CollectionFolder(Folder):
-    """The one writer of such a folder."""
+    """The only writer of such a folder."""
 
     contents = (INPUTS, COMPLETIONS, ANSWERS, VOTES, PREFERENCES, TIES, "summary.json", "config.yaml")
     journals = (COMPLETIONS,)
@@ -57,12 +57,12 @@ class CollectionFolder(Folder):
 
     @classmethod
     def resume(cls, path: Path) -> Self:
-        """Become the writer of a folder that is known to be a collection's."""
+        """Become the writer of a folder that is known to hold a collection."""
         return cls(path, lock_folder(path), begun=True)
 
     @cached_property
     def line_journals(self) -> dict[str, LineJournal]:
-        """One object for all who write to a journal."""
+        """One object for all writers of a journal."""
         return {name: LineJournal(self.path / name) for name in (COMPLETIONS, ANSWERS, VOTES)}
 
 
@@ -92,10 +92,10 @@ def collect(
 ) -> Run:
     """Collect preferences: what `posttrain collect` does; the pairs are rows of RUN/preferences.jsonl.
 
-    For callers in Python: `policy` (made by `posttrain.as_policy`) replaces the config's model, `rows` the file of a
-    dataset, and `rewards` go before those of the config.  `people` is called with the collection if judge.name is
-    person, has people vote on its ballots, and returns when they are done or want to stop.  With `resume` the
-    collection in `config.run.folder` continues: nothing is sampled, asked or voted on twice.
+    For callers in Python: `policy` (made by `posttrain.as_policy`) replaces the config's model, `rows` replace the
+    dataset's file, and `rewards` are added before those of the config.  If judge.name is person, `people` is called
+    with the collection; it has people vote on the ballots, and returns when they are done or want to stop.  With
+    `resume` the collection in `config.run.folder` continues: nothing is sampled, asked or voted on twice.
     """
     own = CallerObjects(policy=policy, rows=rows, rewards=rewards)
     path, inputs = Path(config.run.folder), inputs_of_collection(config, own)
@@ -110,7 +110,7 @@ def collect(
     if judge is not None:
         judge.reward.key()  # a missing key shows before anything is sampled
     folder = CollectionFolder.resume(path) if resume else CollectionFolder.claim(path, overwrite=config.run.overwrite)
-    says = "the collection stops after the part in progress, and keeps it."
+    says = "the collection stops after the current part, and saves it."
     with (
         folder,
         stopped_with_a_word(lambda: kept_of_collection(folder)),
@@ -127,7 +127,7 @@ def collect(
 
 
 def kept_of_collection(folder: CollectionFolder) -> KeptWork:
-    """What a collection has on the disk, and the command that continues it."""
+    """What a collection has saved, and the command that continues it."""
     if not folder.begun:
         return NOTHING_KEPT
     counts = {name: sum(1 for _ in journal.records()) for name, journal in folder.line_journals.items()}
@@ -151,18 +151,18 @@ class Collection:
     interruption: Interruption
     judge_model: LlmJudge | None
     seconds: dict[str, float] = field(default_factory=dict)
-    """By stage, since the collection was started or resumed."""
+    """Seconds by stage since the collection was started or resumed."""
 
     @cached_property
     def prompts(self) -> list[pairs.SampledPrompt]:
-        """Those whose completions are on the disk."""
+        """Prompts whose completions are saved."""
         if not self.folder.begun:  # the journal may be of a collection that is overwritten
             return []
         return [pairs.SampledPrompt.read(each) for each in self.folder.line_journals[COMPLETIONS].records()]
 
     @cached_property
     def chosen(self) -> pairs.ChosenPairs:
-        assert self.sampled, "pairs are made of all prompts at once"
+        assert self.sampled, "pairs are made from all prompts at once"
         return pairs.choose_pairs(self.prompts, self.config.collect, seed=self.config.run.seed)
 
     @property
@@ -193,7 +193,7 @@ class Collection:
         self.seconds["sample"] = time.monotonic() - began
 
     def judge(self, people: "Callable[[Collection], None] | None" = None) -> None:
-        """Have the open pairs judged; rewards have judged already, by their completions' scores."""
+        """Have the open pairs judged; rewards have already judged them by their scores."""
         if self.interruption or not self.sampled:
             return
         began = time.monotonic()
@@ -206,7 +206,7 @@ class Collection:
         elif self.config.judge.name == "person":
             if people is None:
                 remedy = "Use `posttrain collect`, or in Python collect(config, people=...)."
-                raise UserError(f"judge.name = person: no voters are given.  {remedy}")
+                raise UserError(f"judge.name = person: nobody is given to vote.  {remedy}")
             people(self)
         self.seconds["judge"] = time.monotonic() - began
 
@@ -214,7 +214,7 @@ class Collection:
         return Ballot(self.chosen.pairs, self.folder.line_journals[VOTES], rater=rater, seed=self.config.run.seed)
 
     def finish(self) -> Run:
-        """Write the rows of what is judged so far, and the summary; nothing if nothing is sampled."""
+        """Write the rows judged so far and the summary; nothing if nothing was sampled."""
         if not self.folder.begun:
             return Run(folder=self.folder.path, summary={}, interrupted=True)
         verdicts, about_judges = self._verdicts() if self.sampled else ([], {})
@@ -245,7 +245,7 @@ class Collection:
         return Run(folder=self.folder.path, summary=summary, interrupted=bool(self.interruption))
 
     def _ask(self, judge: LlmJudge) -> None:
-        """Ask the judge what is open; each answer is on the disk before the next batch of questions."""
+        """Ask the judge the open questions; each answer is on disk before the next batch."""
         journal, most = self.folder.line_journals[ANSWERS], self.config.grading.max_failure_share
         open_now = judge.open_questions(self.chosen.pairs, journal.records())
         if not open_now:
@@ -259,14 +259,14 @@ class Collection:
                 advance(len(asked))
                 if failed and failures > most * (start + len(asked)):
                     rule = f"at most {100 * most:g}% may fail (grading.max_failure_share)"
-                    says = f"judge: {failures} of {start + len(asked)} questions have no answer; {rule}: {failed[-1]}."
+                    says = f"judge: {failures} of {start + len(asked)} questions failed; {rule}: {failed[-1]}."
                     resume = f"--resume {self.folder.path} (in Python collect(config, resume=True))"
                     raise RunError(f"{says}  Fix it and continue with {resume}.")
                 if self.interruption:
                     return
 
     def _verdicts(self) -> pairs.Judged:
-        """The verdicts so far, and what the summary says of the judges."""
+        """The verdicts so far, and the summary's numbers on the judges."""
         chosen, judge = self.chosen.pairs, self.config.judge
         if isinstance(judge, RewardJudgeOptions):
             name = " + ".join(self.prompts[0].completions[0].scores or {}) or "reward"

@@ -1,4 +1,4 @@
-"""What `posttrain collect` prints: the plan and the first pairs of a dry run, and the last lines of a collection."""
+"""The output of `posttrain collect`: the plan and first pairs of a dry run, and the last lines of a collection."""
 
 import shlex
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ DROPPED = {
     "num_empty": "empty",
     "num_unscored": "without a reward",
 }
-"""Completions that are in no pair, by the summary's names."""
+"""Completions without a pair, by the summary's names."""
 
 
 def show_collection_plan(config: CollectConfig) -> None:
-    """Print the plan, and the first prompt's completions as they would be compared; nothing is kept or asked."""
+    """Print the plan, and the first prompt's completions as they would be compared; nothing is saved or asked."""
     options, judge, every = config.collect, config.judge, comb(config.collect.group_size, 2)
     most = {"all": every, "best_worst": 1, "random": min(every, options.pairs_per_prompt)}[options.pairs]
     pairs, how = options.num_prompts * most, "by people"
@@ -51,13 +51,13 @@ def show_collection_plan(config: CollectConfig) -> None:
         print("\n".join([f"{each.sample:<10} {each.num_tokens} tokens, {each.finish}{reward}", *barred(each.text)]))
     chosen = choose_pairs([prompt], options, seed=config.run.seed).pairs
     compared = ", ".join(f"{pair.first.sample} and {pair.second.sample}" for pair in chosen)
-    print(f"compared   {compared or 'none of them'}")
+    print(f"compared   {compared or 'none'}")
 
 
 def collection_closing_lines(run: Run) -> list[str]:
-    """What came out, and how to continue."""
+    """The results, and how to continue."""
     if not run.summary:
-        return ["Nothing is collected yet."]
+        return ["Nothing has been collected yet."]
     summary: Mapping[str, Any] = run.summary
     dropped = [f"{summary[name]} {what}" for name, what in DROPPED.items() if summary[name]]
     left_out = f"; not compared: {', '.join(dropped)}" if dropped else ""

@@ -1,12 +1,12 @@
 """A language model as the judge of pairs: by a rubric or by principles, each pair in both orders.
 
-**Asked:** which of two answers is better, in the words of posttrain.rewards.judge_prompts, which treats candidates as
-data between fences; once with each of the two in front, since a judge may prefer what comes first (Zheng et al. 2023,
+**Asked:** which of two answers is better.  The prompt (posttrain.rewards.judge_prompts) treats candidates as data
+between fences.  Each pair is asked in both orders, since a judge may prefer the first answer (Zheng et al. 2023,
 arXiv:2306.05685).  If the two replies name different winners, the pair is a tie by that principle.
 
-**Not asked:** a completion that says nothing, or that writes the judge's part, loses without a call; if both do,
-neither is better.  A reply without a verdict is a failure and never a tie: the question is asked again, and once more
-when the collection is resumed.
+**Not asked:** an empty completion, or one that imitates the judge, loses without a call; if both do, neither is better.
+A reply without a verdict is a failure, never a tie: the question is asked again, and once more when the collection is
+resumed.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ from posttrain.rewards.judge_prompts import PAIR, cut_candidate, judge_messages,
 from posttrain.rewards.judge_reward import JudgeBatch, JudgeBudget, JudgeReward, settled_early
 
 Keep = Callable[[Mapping[str, object]], None]
-"""Saves an answer."""
+"""Function that saves an answer."""
 REASONS = "First say in one or two sentences what decides it, then give the verdict."
 PRINCIPLE = "Which answer is better by this principle, and by nothing else?\n{principle}"
 MOST_SAID = 4000
 """Characters of a reply that are kept."""
 ORDERS = ("first", "second")
-"""Which of the pair is answer A."""
+"""Which completion of the pair is answer A."""
 OWN_FIELDS = ("endpoint", "model", "rubric", "compare")
-"""Options of the reward `judge` that the section has itself, or that pairs do not use."""
+"""Options of the reward `judge` that are options of the section itself, or that pairs do not use."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeQuestion:
-    """One call: a pair, what it is judged by, and which of the two comes first."""
+    """One call: a pair, the principle that judges it, and which completion comes first."""
 
     pair: Pair
     principle: str
@@ -56,7 +56,7 @@ class LlmJudge:
 
     def __init__(self, options: LlmJudgeOptions, *, seed: int) -> None:
         if own := [name for name in OWN_FIELDS if name in options.options]:
-            raise UserError(f"judge.options: {own[0]} is an option of `judge` itself, or has no use for pairs.")
+            raise UserError(f"judge.options: {own[0]} is an option of `judge` itself, or is not used for pairs.")
         given = {**options.options, "endpoint": options.endpoint, "model": options.model}
         self.reward = bind(JudgeReward, given, where="judge")
         self.options, self.seed = options, seed
@@ -64,7 +64,7 @@ class LlmJudge:
         self.budget = JudgeBudget()
 
     def open_questions(self, pairs: Sequence[Pair], answers: Sequence[Mapping[str, Any]]) -> list[JudgeQuestion]:
-        """The questions without an answer; a pair that was settled without a call leaves nothing open."""
+        """The questions without an answer; a pair decided without a call has no open question."""
         answered = {(each["pair"], each["principle"], each["order"]) for each in answers}
         settled = {pair for pair, _, order in answered if not order}
         asked = (question for pair in pairs if pair.id not in settled for question in self.questions(pair))
@@ -80,7 +80,7 @@ class LlmJudge:
     def ask(
         self, questions: Sequence[JudgeQuestion], keep: Keep, stopping: Callable[[], bool] = lambda: False
     ) -> list[ScoringFailure]:
-        """Ask all of these concurrently; returns the failures.  Once it is `stopping`, no further question is asked."""
+        """Ask all of these concurrently; returns the failures.  No more are asked once `stopping` is true."""
         open_now: list[JudgeQuestion] = []
         for question in questions:
             if (settled := self.settled(question.pair)) is None:
@@ -102,7 +102,7 @@ class LlmJudge:
         return asyncio.run(asked()) if open_now else []
 
     def settled(self, pair: Pair) -> dict[str, object] | None:
-        """The answer on a pair of which one completion loses without a call."""
+        """The answer for a pair that is decided without a call."""
         first, second = (settled_early(judged_part(each.text, self.reward.part)) for each in (pair.first, pair.second))
         if first is None and second is None:
             return None
@@ -142,7 +142,7 @@ class LlmJudge:
 
 
 def read_principles(name: str) -> tuple[str, ...]:
-    """The principles of a file, in order and each once.  Raises UserError if there are none."""
+    """The principles of a file, in order, without duplicates.  Raises UserError if there are none."""
     path = Path(name)
     where = f"judge.principles = {name}"
     try:
@@ -158,5 +158,5 @@ def read_principles(name: str) -> tuple[str, ...]:
         raise UserError(f"{where}: must be a list of texts, each on a line that begins with `- `.")
     principles = tuple(dict.fromkeys(each.strip() for each in listed if each.strip()))
     if not principles:
-        raise UserError(f"{where}: has no principle.  Write one on each line.")
+        raise UserError(f"{where}: is empty.  Write one principle on each line.")
     return principles

@@ -1,4 +1,4 @@
-"""Pairs of sampled completions, as the journal keeps them, and which of two is better, as rows to train on."""
+"""Pairs of sampled completions as the journal stores them, and judged pairs as rows to train on."""
 
 import hashlib
 import math
@@ -23,7 +23,7 @@ class SampledCompletion:
 
     sample: int
     text: str
-    """As rewards read it: the prefill, and what was sampled without its stop token."""
+    """The text that rewards read: the prefill and the sampled text, without its stop token."""
     finish: Finish
     num_tokens: int
     reward: float | None = None
@@ -31,7 +31,7 @@ class SampledCompletion:
     scores: Mapping[str, float | None] | None = None
     """By reward function."""
     messages: tuple[Mapping[str, Any], ...] | None = None
-    """Of a conversation with replies: the policy's turns and the replies."""
+    """In a conversation with replies: the policy's turns and the replies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,12 @@ class SampledPrompt:
     """Number of the prompt within its round."""
     prompt_id: str
     prompt: str | tuple[Mapping[str, str], ...]
-    """As in rows of data: text, or the messages of a conversation; without the beginning of the answer."""
+    """As in rows of data: text, or the messages of a conversation, without the prefill."""
     completions: tuple[SampledCompletion, ...]
 
     @property
     def question(self) -> str:
-        """The prompt for a judge or a person to read."""
+        """The prompt as a judge or a person reads it."""
         if isinstance(self.prompt, str):
             return self.prompt
         if len(self.prompt) == 1:
@@ -102,20 +102,20 @@ class Pair:
 
     @property
     def id(self) -> str:
-        """Draw and sample numbers: the same pair always has the same name."""
+        """Name from the draw and sample numbers; the same pair always has the same name."""
         return f"{self.prompt.draw}:{self.first.sample}-{self.second.sample}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenPairs:
-    """The pairs of all prompts, and how many completions are in none."""
+    """The pairs of all prompts, and how many completions are not in a pair."""
 
     pairs: tuple[Pair, ...]
     num_cut_off: int = 0
-    """Completions that the token limit ended, if those are dropped."""
+    """Completions cut off by the token limit, if these are dropped."""
     num_empty: int = 0
     num_identical: int = 0
-    """Completions with the text of another one of their prompt."""
+    """Completions with the same text as another one of their prompt."""
     num_unscored: int = 0
     """Completions without a reward, if rewards choose the pairs."""
     num_lone_prompts: int = 0
@@ -165,19 +165,19 @@ def lot(seed: int, purpose: str, name: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The judgement of a pair."""
+    """A judged pair."""
 
     pair: Pair
     share: float
-    """Points of the first completion out of one: above a half it is the better one, at a half neither is."""
+    """Points of the first completion, from 0 to 1: above 1/2 it is the better one, at 1/2 the pair is a tie."""
     judges: tuple[str, ...]
     margin: float | None = None
-    """By how much the better one is better, in units of the reward; None if the judge gives no number."""
+    """By how much the better one is better, in units of the reward; None if the judge does not give a number."""
     principles: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     """The judge's replies."""
     votes: Mapping[str, int] = field(default_factory=dict)
-    """Of people: how many said `first`, `second` and `tie`."""
+    """For people: how many voted `first`, `second` and `tie`."""
 
     @property
     def is_tie(self) -> bool:
@@ -186,8 +186,8 @@ class Verdict:
     def as_row(self) -> dict[str, object]:
         """`prompt`, `chosen` and `rejected`, then how they were judged.
 
-        The first completion of a tie is called chosen, which means nothing.  If the prompt is a conversation, an answer
-        is a list of messages: the assistant's, and the replies between them.
+        In a tie, the first completion is called chosen; this has no meaning.  If the prompt is a conversation, an
+        answer is a list of messages: the assistant's, and the replies between them.
         """
         pair, prompt = self.pair, self.pair.prompt
         names, sides = ("first", "second"), (pair.first, pair.second)
@@ -218,7 +218,7 @@ class Verdict:
 
 
 def verdict_by_reward(pair: Pair, margin: float, name: str) -> Verdict | None:
-    """The verdict of the rewards; None if one of the two has none.
+    """The verdict of the rewards; None if one of the two does not have a reward.
 
     The first is better where r_first - r_second > margin, the second where r_second - r_first > margin.
     """
@@ -231,7 +231,7 @@ def verdict_by_reward(pair: Pair, margin: float, name: str) -> Verdict | None:
 
 
 def verdict_by_answers(pair: Pair, answers: Sequence[Mapping[str, Any]]) -> Verdict:
-    """The verdict of a judge: by one principle, what both orders agree on; over several, what most say."""
+    """The verdict of a judge: for one principle, what both orders agree on; for several, the majority."""
     by_principle = defaultdict[str, list[float]](list)
     for each in answers:
         by_principle[each["principle"]].append(each["share"])
@@ -264,7 +264,7 @@ def judged_by_rewards(pairs: Sequence[Pair], margin: float, name: str) -> "Judge
 
 
 def judged_by_model(pairs: Sequence[Pair], records: "Records", still_open: Collection[str]) -> "Judged":
-    """The verdicts on pairs whose questions are all answered."""
+    """The verdicts on pairs with all questions answered."""
     answers = defaultdict[str, list[Mapping[str, Any]]](list)
     for each in records:
         answers[each["pair"]].append(each)
@@ -275,7 +275,7 @@ def judged_by_model(pairs: Sequence[Pair], records: "Records", still_open: Colle
 
 
 def judged_by_people(pairs: Sequence[Pair], records: "Records") -> "Judged":
-    """The verdicts on pairs that somebody has not only skipped."""
+    """The verdicts on pairs with at least one vote that is not a skip."""
     votes = standing_votes(records)
     of_pairs = [{rater: given[pair.id] for rater, given in votes.items() if pair.id in given} for pair in pairs]
     verdicts = [verdict_by_votes(pair, given) for pair, given in zip(pairs, of_pairs, strict=True)]
@@ -286,7 +286,7 @@ def judged_by_people(pairs: Sequence[Pair], records: "Records") -> "Judged":
 
 Records = Sequence[Mapping[str, Any]]
 Judged = tuple[list[Verdict], dict[str, object]]
-"""Verdicts, and what the summary says of their judges."""
+"""Verdicts, and the summary's numbers on their judges."""
 
 
 def standing_votes(records: "Records") -> dict[str, dict[str, str]]:
@@ -306,9 +306,9 @@ def agreement(first: Sequence[Hashable], second: Sequence[Hashable]) -> dict[str
 
         κ = (p_o - p_e) / (1 - p_e),   p_o = share of equal verdicts,   p_e = Σ_k p_1(k) p_2(k)
 
-    Cohen 1960, "A coefficient of agreement for nominal scales".  1 is full agreement, 0 what chance gives to raters
-    who use each verdict as often as these do, below 0 less than that.  κ is None where p_e = 1; both are None
-    without items.
+    Cohen 1960, "A coefficient of agreement for nominal scales".  1 is full agreement; 0 is what chance gives if raters
+    use each verdict as often as these do; below 0 is less than chance.  κ is None if p_e = 1; both are None without
+    items.
     """
     count = len(first)
     if not count:
@@ -321,7 +321,7 @@ def agreement(first: Sequence[Hashable], second: Sequence[Hashable]) -> dict[str
 
 
 def rater_summary(votes: Mapping[str, Mapping[str, str]]) -> dict[str, object]:
-    """How many votes each rater gave, and how far each two of them agree on the pairs that both have judged."""
+    """How many votes each rater gave, and how much each two of them agree on pairs that both judged."""
     between = {}
     for one, other in combinations(sorted(votes), 2):
         both = [(vote, votes[other].get(pair, "skip")) for pair, vote in votes[one].items()]
@@ -332,9 +332,9 @@ def rater_summary(votes: Mapping[str, Mapping[str, str]]) -> dict[str, object]:
 
 
 def order_summary(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, object]:
-    """Of a judge that is asked in both orders: how often both agree, and how often it prefers what comes first.
+    """For a judge that is asked in both orders: how often both agree, and how often it prefers the first answer.
 
-    Without a bias for the place, `first_shown_share` is a half.
+    Without position bias, `first_shown_share` is 1/2.
     """
     asked = defaultdict[tuple[str, str], list[Mapping[str, Any]]](list)
     for pair, of_pair in answers.items():
@@ -354,7 +354,7 @@ def order_summary(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
 def length_summary(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
     """Mean tokens of chosen and of rejected completions, and how often the longer one was chosen, without ties.
 
-    A judge that mistakes length for quality shows here.
+    This reveals a judge that mistakes length for quality.
     """
     lengths = [
         (each.pair.first.num_tokens, each.pair.second.num_tokens)[:: 1 if each.share > TIE else -1]

@@ -21,7 +21,7 @@ from posttrain.training.session_task import rewards_of, task_with_room
 
 
 class PromptSampler:
-    """Samples completions of a collection's prompts, and scores them where the config says so; a context manager."""
+    """Samples completions of a collection's prompts, and scores them if the config has rewards; a context manager."""
 
     def __init__(self, config: CollectConfig, own: CallerObjects) -> None:
         self.config = config
@@ -57,7 +57,7 @@ class PromptSampler:
         self._opened.close()
 
     def batches(self, first: int, advance: Callable[[int], None]) -> Iterator[list[SampledPrompt]]:
-        """The completions of all prompts from the draw `first` on, as many together as are decoded side by side."""
+        """The completions of all prompts from the draw `first` on, in batches of the size that is decoded together."""
         size = max(1, self.config.collect.max_rows // self.config.collect.group_size)
         for start in range(first, len(self.prompts), size):
             yield self.sampled(range(start, min(start + size, len(self.prompts))), advance)

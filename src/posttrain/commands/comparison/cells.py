@@ -41,19 +41,19 @@ MEASURED_ALIKE = (
     *("model", "task", "evaluation", "sandbox"),
     *("run.seed", "run.threads", "rollout.max_completion_tokens"),
 )
-"""Sections and options that decide what is measured, and where training starts: the same in every variant."""
+"""Sections and options that decide what is measured and where training starts; they must be equal in all variants."""
 NO_STEP_LIMIT = 1_000_000
-"""Steps of a cell that its budget ends."""
+"""Maximum steps of a cell that is ended by its budget."""
 PROMPTS = 64
-"""Of the KL between the trained policy and its start."""
+"""Prompts for the KL between the trained policy and its start."""
 SAMPLES = 4
-"""Completions of each of them."""
+"""Completions per prompt for that KL."""
 BUDGET_FORMS = "tokens=200000, minutes=3, or both: tokens=200000,minutes=3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What every cell may use up; the first that is used up ends it, after the step in progress."""
+    """Limits of every cell; the first limit that it reaches ends it, after the current step."""
 
     tokens: int | None = None
     """Completion tokens sampled to train on, including those of groups that dynamic sampling dropped."""
@@ -69,7 +69,7 @@ class Budget:
 
 
 def read_budget(text: str) -> Budget:
-    """The budget that a flag gives, such as `tokens=200000` or `minutes=3`; an empty text is none."""
+    """The budget from a flag, such as `tokens=200000` or `minutes=3`; an empty text: no budget."""
     kinds: Mapping[str, type[int] | type[float]] = {"tokens": int, "minutes": float}
     given: dict[str, int | float] = {}
     for part in filter(None, text.split(",")):
@@ -100,7 +100,7 @@ class Cell:
 
     @property
     def recipe_file(self) -> Path:
-        """The recipe that it was begun with, next to its folder."""
+        """The recipe that it started with, next to its folder."""
         return self.folder.with_name(f"{self.folder.name}.yaml")
 
     @property
@@ -121,12 +121,12 @@ def variant_names(recipes: Sequence[str]) -> list[str]:
     names = [re.sub(r"[^\w.+-]", "_", Path(each).name.removesuffix(".yaml").removesuffix(".yml")) for each in recipes]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"two recipes are called {name}.  Rename one: a variant is known by its name.")
+            raise UserError(f"two recipes are called {name}.  Rename one: names must be unique.")
     return names
 
 
 def make_cells(variants: Mapping[str, Config], *, seeds: int, budget: Budget, folder: Path) -> list[Cell]:
-    """All cells, every variant with the first seed before any with the second: a part of them is a fair comparison too.
+    """All cells, ordered by seed, so that an unfinished comparison is fair too.
 
     Raises UserError if the variants cannot be compared, or do not fit a budget.
     """
@@ -138,8 +138,8 @@ def make_cells(variants: Mapping[str, Config], *, seeds: int, budget: Budget, fo
             values = value_at(wanted, option), value_at(config, option)
             if values[0] != values[1]:
                 shown = "\n".join(f"    {each}: {value}" for each, value in zip((first, name), values, strict=True))
-                rule = f"{option} differs between {first} and {name}: their results could not be compared"
-                raise UserError(f"{rule}.\n{shown}\n  Give all variants the same, such as by --base.")
+                rule = f"{option} differs between {first} and {name}, so their results could not be compared"
+                raise UserError(f"{rule}.\n{shown}\n  Give all variants the same value, for example with --base.")
         require_suits(name, config, budget)
 
     def config_of(config: Config, name: str, seed: int) -> Config:
@@ -157,30 +157,30 @@ def make_cells(variants: Mapping[str, Config], *, seeds: int, budget: Budget, fo
 
 
 def require_suits(name: str, config: Config, budget: Budget) -> None:
-    """Refuse a data set without held-out rows, and what ends a run, or its learning rate, by another measure."""
+    """Reject a dataset without held-out rows, and other options that end a run or its learning rate schedule."""
     task, run, update = config.task, config.run, config.update
     if isinstance(task, DatasetOptions) and not (task.held_out_path or task.held_out_split or task.held_out_share):
-        rule = "nothing is held out, and held-out accuracy is compared"
+        rule = "nothing is held out, but held-out accuracy is compared"
         raise UserError(f"{name}: task.held_out_share = 0: {rule}.  Use a share above 0, or set task.held_out_path.")
     if budget and run.early_stop_evaluations is not None:
         given = f"run.early_stop_evaluations = {run.early_stop_evaluations}"
         raise UserError(f"{name}: {given} may end a run before its budget of {budget}.  Leave it out, or the budget.")
     if budget and update.schedule != "constant":
-        rule = f"falls to zero at run.num_steps, and a budget of {budget} ends runs earlier or later"
+        rule = f"decays to 0 at run.num_steps, but a budget of {budget} ends runs earlier or later"
         raise UserError(f"{name}: update.schedule = {update.schedule} {rule}.  Use constant, or leave the budget out.")
 
 
 def run_comparison(cells: Sequence[Cell], budget: Budget, folder: Path) -> str:
-    """Run the cells one after another and write comparison.json, .md and .png after each; returns the table.
+    """Run the cells one after another; write comparison.json, .md and .png after each.  Returns the table.
 
-    Finished cells are not run again, and one that was begun continues from its last checkpoint.
+    Finished cells are not run again; an unfinished one continues from its last checkpoint.
     """
     with sole_writer(folder):
         results = {cell.name: result for cell in cells if (result := kept_result(cell)) is not None}
         most = 60 * budget.minutes * (len(cells) - len(results)) if budget.minutes else None
         first = len(results) + 1
         with Progress(len(cells), first_step=first, unit="run", time_limit_seconds=most) as progress:
-            progress.start([f"{len(results)} of {len(cells)} runs are finished already."] if results else [])
+            progress.start([f"{len(results)} of {len(cells)} runs are already finished."] if results else [])
             for cell in (each for each in cells if each.name not in results):
                 progress.note(f"[{len(results) + 1}/{len(cells)}] {cell.name}: {cell.folder}")
                 with progress.stage(cell.name) as stage:
@@ -194,7 +194,7 @@ def run_comparison(cells: Sequence[Cell], budget: Budget, folder: Path) -> str:
 
 
 def kept_cells(cells: Sequence[Cell]) -> KeptWork:
-    """What a comparison has, and that the same command continues it."""
+    """What a comparison has saved; the same command continues it."""
     begun = [cell for cell in cells if not cell.result_file.is_file() and (cell.folder / "config.yaml").is_file()]
     saved = [f"{each.name} up to its last checkpoint" for each in begun]
     finished = sum(cell.result_file.is_file() for cell in cells)
@@ -202,14 +202,14 @@ def kept_cells(cells: Sequence[Cell]) -> KeptWork:
 
 
 def recipe_digest(cell: Cell) -> str:
-    """The digest of a cell's recipe, whatever folder its run is kept in."""
+    """The digest of a cell's recipe, independent of its run folder."""
     return hashlib.sha256(cell.recipe.replace(str(cell.folder), "FOLDER").encode()).hexdigest()
 
 
 def kept_result(cell: Cell) -> CellResult | None:
-    """The result of a finished cell.  Raises UserError if it was begun, or made, by another recipe."""
+    """The result of a finished cell.  Raises UserError if another recipe started or made it."""
     file, kept = cell.result_file, [each for each in (cell.recipe_file, cell.folder / "config.yaml") if each.is_file()]
-    remedy = f"Delete {cell.folder} to run it again, or keep this comparison in another folder."
+    remedy = f"Delete {cell.folder} to run it again, or use another folder for this comparison."
     result = None
     if file.is_file():
         try:
@@ -218,7 +218,7 @@ def kept_result(cell: Cell) -> CellResult | None:
             raise RunError(f"{file}: is not the result of a cell ({error}).  Delete {cell.folder}.") from None
     known = result is not None and result.recipe_digest == recipe_digest(cell)  # else options were added since, maybe
     if not known and (result is not None or (cell.folder / "config.yaml").is_file()):
-        changed = changed_options(kept[0], cell.config) if kept else [f"{cell.recipe_file} is gone"]
+        changed = changed_options(kept[0], cell.config) if kept else [f"{cell.recipe_file} is missing"]
         if changed:
             what = f"{cell.folder}: was begun" if result is None else f"{file}: was made"
             rule = f"{what} by another recipe than {cell.name} has now: {first_changes(changed)}"
@@ -229,9 +229,9 @@ def kept_result(cell: Cell) -> CellResult | None:
 
 
 def run_cell(cell: Cell, show: Callable[[str], None]) -> CellResult:
-    """Run a cell to its end, or resume it, in its own process: its peak of memory is then its own.
+    """Run or resume a cell in its own process, so that its peak memory is its own.
 
-    `show` gets the last line of what it says.  Raises RunError if the run fails.
+    `show` gets the last line of its output.  Raises RunError if the run fails.
     """
     if not (cell.folder / "summary.json").is_file():
         cell.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -239,7 +239,7 @@ def run_cell(cell: Cell, show: Callable[[str], None]) -> CellResult:
         begun = (cell.folder / "config.yaml").is_file()
         command = ["rl", "--resume", str(cell.folder)] if begun else ["rl", str(cell.recipe_file)]
         run_posttrain(command, name=cell.name, log=cell.folder.with_name(f"{cell.folder.name}.cell.log"), show=show)
-    show("finished: its KL to the start is measured")
+    show("finished; measuring its KL to the start")
     summary = json.loads((cell.folder / "summary.json").read_text(encoding="utf-8"))
     seconds = summary["seconds"]
     result = CellResult(
@@ -258,7 +258,7 @@ def run_cell(cell: Cell, show: Callable[[str], None]) -> CellResult:
 
 
 def accuracy_curve(records: Sequence[Mapping[str, object]]) -> Iterator[tuple[int, float, float]]:
-    """(tokens sampled so far, seconds of training so far, held-out accuracy) wherever it was measured."""
+    """(tokens sampled so far, seconds of training so far, held-out accuracy) at each measurement."""
 
     def number(record: Mapping[str, object], name: str, otherwise: float = 0.0) -> float:
         value = record.get(name)
