@@ -244,4 +244,4 @@ def test_nobody_may_replace_weights_without_a_token_from_elsewhere() -> None:
     assert "would let anybody replace the weights" in refusal(
         "serve", "bundled", "--rl", "--public", "--host", "0.0.0.0"
     )
-    assert "lets other machines ask" in refusal("serve", "bundled", "--rl", "--host", "0.0.0.0")
+    assert "lets other machines send requests" in refusal("serve", "bundled", "--rl", "--host", "0.0.0.0")

@@ -146,10 +146,10 @@ def test_a_right_version_passes_by_the_command(tmp_path: Path, capsys: pytest.Ca
         (["check", "compute_grpo_loss", "nowhere.py"], "no such file"),
         (["check", "compute_grpo_loss", "mine"], "FILE = mine: give the Python file"),
         (["check", "compute_grpo_loss"], "FILE is missing"),
-        (["mistake", "four"], "N = four: give the number of a mistake"),
+        (["mistake", "four"], "N = four: must be the number of a mistake"),
         (["mistake", "14"], "Choose a number from 1 to 13"),
         (["mistake"], "N is missing"),
-        (["mistake", "4", "--picture", "nowhere/p.png"], "name a file in a folder that exists"),
+        (["mistake", "4", "--picture", "nowhere/p.png"], "name a file in an existing folder"),
         (["mistakes"], "Did you mean `mistake`?"),
     ],
 )

@@ -76,15 +76,15 @@ BAD: list[tuple[list[Any], str]] = [
     ([{"name": "a", "recipes": "b"}], "is not a phase; use {name: NAME"),
     ([{"name": "a/b"}], "name = 'a/b': use letters"),
     ([{"name": "first"}, {"name": "first"}], "an earlier phase is called first too"),
-    ([{"name": "first"}, {"name": "b", "sections": {"model": {"path": "phase:first/x"}}}], "is named run:first/x"),
+    ([{"name": "first"}, {"name": "b", "sections": {"model": {"path": "phase:first/x"}}}], "use run:first/x"),
     (
         [{"name": "a", "recipe": "collect-countdown"}, {"name": "b", "sections": {"model": {"path": "phase:a"}}}],
-        "phase:a: a phase of `posttrain collect` trains no model",
+        "phase:a: a phase of `posttrain collect` does not train a model",
     ),
     ([{"name": "a", "sections": {"rolout": {}}}], "rolout: no such section"),
     ([{"name": "a", "recipe": "countdwn-tiny"}], "Did you mean the bundled recipe"),
     ([{"name": "a", "sections": [1]}], "sections = [1]: give a mapping"),
-    ([{**RL, "name": "a"}], "phase:first: no phase of that name comes before it"),
+    ([{**RL, "name": "a"}], "phase:first: there is no earlier phase of that name"),
 ]
 
 
@@ -116,11 +116,14 @@ UNSTARTABLE: list[tuple[dict[str, Any], str]] = [
     (rows_of(sources=[{"path": "row.jsonl"}]), "sources[0].path = row.jsonl: no such file of rows (did you mean rows"),
     (rows_of(path="some/folder/rows.txt"), "task.path = some/folder/rows.txt: no such file of rows"),
     ({"judge": {"name": "reward"}, "rewards": ["countdwn"], "collect": {"num_prompts": 2}}, "no reward function `coun"),
-    (rows_of(path="run:first/preferences.jsonl"), "1-first/preferences.jsonl: phase first makes no preferences.jsonl"),
-    ({"model": {"path": "run:pairs/model"}}, "phase pairs makes no model"),
-    ({"update": {"optimizer_from": "run:pairs"}}, "a phase of `posttrain collect` has no optimiser"),
+    (
+        rows_of(path="run:first/preferences.jsonl"),
+        "1-first/preferences.jsonl: phase first does not make preferences.jsonl",
+    ),
+    ({"model": {"path": "run:pairs/model"}}, "phase pairs does not make model"),
+    ({"update": {"optimizer_from": "run:pairs"}}, "a phase of `posttrain collect` does not have an optimiser"),
     ({"rollout": {"group_size": 1}}, "rollout.group_size = 1:"),
-    ({"update": {"optimizer_from": "gone"}}, "update.optimizer_from = gone: no run is there"),
+    ({"update": {"optimizer_from": "gone"}}, "update.optimizer_from = gone: does not contain a run"),
     ({"update": {"optimizer_from": "phase:first"}}, "is not the folder of a run.  `run:NAME`"),
 ]
 

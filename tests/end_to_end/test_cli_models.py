@@ -142,8 +142,8 @@ def test_an_evaluation_writes_what_it_prints(model: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ("eval", "MODEL is missing: posttrain eval MODEL [RECIPE.yaml ...]"),
-        ("trace bundled", "PROMPT is missing: posttrain trace MODEL PROMPT"),
+        ("eval", "MODEL is missing.  Usage: posttrain eval MODEL [RECIPE.yaml ...]"),
+        ("trace bundled", "PROMPT is missing.  Usage: posttrain trace MODEL PROMPT"),
         ("chat bundled more", "unexpected argument more.  Usage: posttrain chat MODEL"),
         ("eval nowhere", "model.path = nowhere: no such folder."),
         ("eval nowhere --rollout.group-size 4", "--rollout.group-size: no such flag."),
@@ -159,7 +159,7 @@ def test_a_file_that_cannot_be_written_is_told_before_the_evaluation(model: str,
     for output in ("nowhere/results.json", "."):
         assert main(["eval", model, "--output", output]) == 2
         printed = capsys.readouterr()
-        assert f"--output {output}: name a file in a folder that exists" in printed.err
+        assert f"--output {output}: name a file in an existing folder" in printed.err
         assert printed.out == ""
 
 
@@ -191,10 +191,10 @@ def test_a_trace_shows_and_draws_what_other_algorithms_make_of_the_same_completi
     assert math.isclose(own, mean * 8 / 7, abs_tol=0.001)
     assert "reinforce, baseline: batch mean" in out
     assert Path("advantages.png").read_bytes().startswith(b"\x89PNG")
-    for given, said in (("3", "name algorithms, as a recipe writes them"), ("[rloo, rloo]", "rloo is named twice")):
+    for given, said in (("3", "must name algorithms, as in a recipe"), ("[rloo, rloo]", "rloo is named twice")):
         assert said in refusal(*ask, "--beside", given)
     for picture in ("nowhere/advantages.png", "advantages.txt"):
-        assert f"--picture {picture}: name a file in a folder that exists" in refusal(*ask, "--picture", picture)
+        assert f"--picture {picture}: name a file in an existing folder" in refusal(*ask, "--picture", picture)
 
 
 ALGORITHM = {
@@ -264,7 +264,7 @@ def column(out: str, name: str) -> list[float]:
 
 def test_the_command_takes_the_run_s_critic_and_says_so(runs: tuple[Path, Path]) -> None:
     out = printed("trace", runs[1], "0", "--beside", "{name: ppo, whitening: none}")
-    assert f"V is the critic {runs[1]}/critic" in out
+    assert f"V is from the critic {runs[1]}/critic" in out
     assert len(set(column(out, "V"))) > 1
     assert "V of" not in out  # the other algorithm's is the same critic
     [line] = [line for line in metrics_of(runs[1]) if line.get("step") == 3 and "whitening/mean" in line]
@@ -281,7 +281,7 @@ def test_a_critic_that_is_new_and_advantages_that_are_raw_are_told(runs: tuple[P
     recipe.write_text("def seven(completions, **columns):\n    return [7.0 for _ in completions]\n")
     ask[-1] = f"{recipe}:seven"
     out = printed("trace", *ask, "--algorithm.gae.lambda-policy", "1", "--algorithm.critic.head", "linear")
-    assert "V is a new critic, which knows nothing" in out
+    assert "V is from a new, untrained critic" in out
     assert set(column(out, "V")) == {7.0}
     assert "advantages are not whitened, in units of reward" in out
     assert set(column(out, "advantage")) == {0.0}  # it earned what was expected
@@ -292,7 +292,7 @@ def test_a_reference_that_is_gone_is_an_error(runs: tuple[Path, Path], monkeypat
     model.rename(model.with_name("elsewhere"))
     try:
         said = refusal("trace", runs[1], "0")
-        assert "a KL to the model that the run began with" in said
+        assert "a KL to the run's first model" in said
         assert str(model) in said
         elsewhere = str(model.with_name("elsewhere"))
         assert main(["trace", str(runs[1]), "0", "--reference.path", elsewhere]) == 0
@@ -306,7 +306,7 @@ def test_a_reference_that_was_an_object_is_an_error(runs: tuple[Path, Path], tmp
     inputs = json.loads((run / "inputs.json").read_text())
     inputs["objects"] = {"policy": {"is": "Qwen3ForCausalLM of 1 parameters", "sha256": "d"}}
     (run / "inputs.json").write_text(json.dumps(inputs))
-    assert "the model that the run began with, which was an object in Python" in refusal("trace", run, "0")
+    assert "the run's first model, which was an object in Python" in refusal("trace", run, "0")
 
 
 def test_a_problem_without_columns_has_a_reward_and_typed_text_none(tmp_path: Path, monkeypatch) -> None:

@@ -203,12 +203,12 @@ def test_a_finished_phase_of_another_recipe_is_refused(phased: Path, monkeypatch
     content["phases"][0]["sections"]["sft"]["num_epochs"] = 3
     (phased / "changed.yaml").write_text(yaml.safe_dump(content))
     said = refusal("phases", phased / "changed.yaml", "--folder", folder)
-    assert "was begun by another recipe than phase rows has now" in said
+    assert "was started by a different recipe than phase rows has now" in said
     # What the message says is what helps; a later phase that was made of the first one's earlier model is not kept.
     shutil.rmtree(folder / "phases" / "1-rows")
     (folder / "phases" / "2-reward").mkdir()
     command = ["phases", str(phased / "changed.yaml"), "--folder", str(folder)]
-    assert "2-reward: was made of an earlier result of phase rows" in refusal(*command)
+    assert "2-reward: was made from an earlier result of phase rows" in refusal(*command)
     shutil.rmtree(folder / "phases" / "2-reward")
     calls: list[Sequence[str]] = []
     monkeypatch.setattr(phases_command, "run_posttrain", in_process(calls, lambda number: number == 2))
@@ -219,7 +219,7 @@ def test_a_finished_phase_of_another_recipe_is_refused(phased: Path, monkeypatch
 def test_a_dry_run_says_what_each_phase_takes_over(phased: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert phases(phased, "dry", "--dry-run") == 0
     said = capsys.readouterr().out
-    assert "1. rows             posttrain sft          takes over nothing of an earlier phase" in said
+    assert "1. rows             posttrain sft          takes over nothing from earlier phases" in said
     assert "3. more             posttrain rl           takes over phase:reward, phase:rows, run:reward" in said
     assert not (phased / "dry").exists()
 

@@ -295,7 +295,7 @@ def test_doctor_makes_what_replies(whole: Path) -> None:
     said = called("doctor", "--environment.path", f"{whole.parent}/game.py:Game").out
     assert "game.py:Game makes a Game" in said
     asked = called("doctor", "--tools", "calculator", "--tools-at", '{calculator: "="}').out
-    assert "tool         calculator, asked at '='" in asked
+    assert "tool         calculator, called by '='" in asked
 
 
 def test_chat_uses_a_run_s_environment_and_trace_shows_its_turns(whole: Path) -> None:

@@ -176,7 +176,7 @@ def typed(argv: Sequence[str]) -> str:
             "call posttrain.commands.comparison.cells:kl_to_start 1",
             "Kept: 0 of 1 runs, base seed 0 up to its last checkpoint.",
         ),
-        ("phases", IN_A_CHILD, "No phase is kept yet."),
+        ("phases", IN_A_CHILD, "No phase is saved yet."),
         ("phases", "subprocess.Popen python 2", "Kept: phase one."),
     ],
 )

@@ -223,7 +223,7 @@ def test_servers_are_dealt_out_to_machines_and_found_there_by_the_trainer():
 def test_servers_of_other_machines_are_not_started_here(tmp_path, capsys):
     flags = ["--placement.engines.count", "3", "--placement.engines.hosts", "127.0.0.1", "192.0.2.1", "no-host.invalid"]
     assert main(["launch", "countdown-tiny", *flags, "--run.folder", str(tmp_path / "run")]) == 2
-    refusal = "hosts = 192.0.2.1 no-host.invalid: launch starts processes on this machine only.  Add --dry-run"
+    refusal = "hosts = 192.0.2.1 no-host.invalid: launch only starts processes on this machine.  Add --dry-run"
     assert refusal in capsys.readouterr().err
     require_this_machine(load_recipe("countdown-tiny").placement)
     for engines in ({"count": 1, "hosts": ["localhost"]}, {"count": 1, "hosts": ["192.0.2.1"], "command": "ssh it"}):
@@ -234,7 +234,7 @@ def test_a_server_that_answers_already_is_not_taken_for_ours(tmp_path, free_port
     mine = server(tmp_path, free_port)
     with started([mine], tmp_path / "logs", stop_seconds=5) as others:
         wait_until_ready(others, 20)
-        with pytest.raises(UserError, match=f"something answers http://127.0.0.1:{free_port}/health already"):
+        with pytest.raises(UserError, match=f"something already answers at http://127.0.0.1:{free_port}/health"):
             require_free_addresses([mine])
 
 

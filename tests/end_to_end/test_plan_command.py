@@ -90,7 +90,7 @@ def test_a_supervised_recipe_has_a_plan_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["irl-course"], "trains no language model"),
+        (["irl-course"], "does not train a language model"),
         (["--prompt-tokens", "0"], "--prompt-tokens = 0: must be at least 1"),
         (["--gpu-gb", "0"], "--gpu-gb = 0.0: must be at least"),
         (["--model.path", "nowhere"], "no such folder"),
@@ -239,7 +239,7 @@ def test_a_sandbox_that_is_not_safe_or_does_not_start_is_told(monkeypatch: pytes
     monkeypatch.setattr(pools, "ForkServerClient", lambda options: ForkServerClient(replace(options, sealed=False)))
     ended = called("doctor")
     assert ended.code == 1
-    mentions(ended.out, "NOT SAFE  read a file", "NOT SAFE: no program will be run here")
+    mentions(ended.out, "NOT SAFE  read a file", "NOT SAFE: posttrain will not run programs here")
 
     def broken(_: object) -> ForkServerClient:
         raise ServerLost("it was not to be")

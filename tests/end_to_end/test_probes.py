@@ -224,4 +224,4 @@ def test_a_folder_without_rollouts_is_told_and_a_run_that_measures_nothing_has_n
     with posttrain.steps(measuring(tmp_path)) as steps:
         assert not [name for name in next(steps).metrics if name.startswith("behaviour")]
     said = refusal("behaviours", tmp_path / "run", "--picture", tmp_path / "no" / "where.png")
-    assert "name a file in a folder that exists" in said
+    assert "name a file in an existing folder" in said

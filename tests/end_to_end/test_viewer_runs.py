@@ -148,7 +148,7 @@ def test_a_viewer_beside_a_run_ends_with_it(tmp_path: Path, capfd: pytest.Captur
     assert capfd.readouterr().out.endswith(f"posttrain view {run}\n")
 
 
-@pytest.mark.parametrize(("arguments", "says"), [(["none"], "does not exist"), ([], "no run there")])
+@pytest.mark.parametrize(("arguments", "says"), [(["none"], "does not exist"), ([], "does not contain a run")])
 def test_a_folder_without_runs_is_an_error_with_a_remedy(
     arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""`posttrain completion`: what a shell completes, from the tables that `--help` prints."""
+"""`posttrain completion`: shell completion, made from the tables that `--help` prints."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from posttrain.errors import FlagsListed, UserError
 
 PROGRAM = CommandSpec(
     name="posttrain completion SHELL",
-    description="Print the completion of commands, flags and bundled recipes.  Save it in a file, and again after each"
+    description="Print a script that completes commands, flags and recipes.  Save it to a file, again after each"
     " update.  bash reads ~/.local/share/bash-completion/completions/posttrain.  fish reads files that end in .fish in"
     " ~/.config/fish/completions.  zsh needs the line `source FILE` in ~/.zshrc, after compinit.",
     switches=NO_SWITCHES,
@@ -21,7 +21,7 @@ PROGRAM = CommandSpec(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedCommand:
-    """A command as shells complete it."""
+    """A command for shell completion."""
 
     name: str
     does: str
@@ -31,7 +31,7 @@ class CompletedCommand:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the completion of a shell."""
+    """Print the completion script of a shell."""
     shell, given = split_arguments(arguments, PROGRAM).only("SHELL")
     read_flags(given.flags, PROGRAM, {})
     if shell not in SCRIPTS:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def completed(command: str) -> CompletedCommand:
-    """A command with its subcommands and its flags, or theirs."""
+    """A command with its subcommands, and its own or their flags."""
     path, does = COMMANDS[command]
     name, _, function = path.partition(".")
     module = import_module(f"posttrain.commands.{name}")
@@ -57,7 +57,7 @@ def flags_of(run: Callable[[Sequence[str]], int], *part: str) -> tuple[str, ...]
         run([*part, FLAG_NAMES])
     except FlagsListed as listed:
         return listed.names
-    raise AssertionError(f"{run} reads no flags")
+    raise AssertionError(f"{run} does not have flags")
 
 
 def bash(commands: Sequence[CompletedCommand], recipes: Sequence[str]) -> Iterator[str]:
@@ -117,7 +117,7 @@ def fish(commands: Sequence[CompletedCommand], recipes: Sequence[str]) -> Iterat
 
 
 def quoted(text: str) -> str:
-    """Text for a shell, in single quotes; no name and no sentence of ours has a backslash."""
+    """Text for a shell, in single quotes; our names and sentences do not contain backslashes."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

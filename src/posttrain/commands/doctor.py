@@ -1,4 +1,4 @@
-"""`posttrain doctor`: what this machine has, and whether model-written programs can be run on it safely."""
+"""`posttrain doctor`: what this machine has, and whether it can run model-written programs safely."""
 
 import os
 import platform
@@ -25,15 +25,15 @@ class DoctorSwitches:
     """What is checked."""
 
     model: str = ""
-    """Check this model instead of the sandbox: a folder, a run, a model of the hub, or `bundled`."""
+    """Check this model instead of the sandbox: a folder, a run, a hub model, or `bundled`."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain doctor [RECIPE.yaml ...]",
-    description="Show versions, devices and free memory, make the environment or the tools of the recipes and flags,"
-    " ask the servers of their engine what they are, and try their sandbox: each probe that fails is named with its"
-    " remedy.  Exit code 0 if programs can be run safely, else 1.  With --model: its size and types, forward pass,"
-    " context, stop tokens and tokenizer; then it is sampled from.",
+    description="Show versions, devices and free memory.  Make the environment or tools of the recipes and flags,"
+    " query the servers of their engine, and test their sandbox: each probe that fails is listed with its"
+    " remedy.  Exit code 0 if programs can run safely, else 1.  With --model: its size and types, forward pass,"
+    " context, stop tokens and tokenizer, and a test of sampling.",
     switches=DoctorSwitches(),
     only=(
         *("sandbox", "environment", "tools", "tools_at", "engine"),
@@ -44,7 +44,7 @@ PROGRAM = CommandSpec(
 
 NOT_OF_MODELS = ("sandbox", "environment", "tools", "tools_at", "engine")
 OTHERS = {"bubblewrap": "bwrap", "container (docker)": "docker", "container (podman)": "podman"}
-"""Kinds of sandboxes by the program that they need."""
+"""Kinds of sandbox, by the program that they need."""
 PACKAGES = ("posttrain", "torch", "transformers", "tokenizers", "numpy", "math-verify", "peft")
 GIB = 1 << 30
 
@@ -54,10 +54,10 @@ def main(arguments: Sequence[str]) -> int:
     given = split_arguments(arguments, PROGRAM)
     layers = given.recipes()
     named = given.switch("model")
-    unread, instead = (NOT_OF_MODELS, "leave out --model") if named else (("model",), "name it by --model MODEL")
+    unread, instead = (NOT_OF_MODELS, "Leave out --model") if named else (("model",), "Name it with --model MODEL")
     for flag in given_flags(given.flags):
         if (section := flag.path.partition(".")[0]) in unread:
-            raise UserError(f"command line: {flag.spelled}: the {section} is not checked here; {instead}.")
+            raise UserError(f"command line: {flag.spelled}: the {section} is not checked here.  {instead}.")
     layers = [*layers, *([model_layer(named)] if named else [])]
     config, _ = given.configured(Config, layers, loads_model=bool(named))
     if named:
@@ -75,14 +75,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def replies(config: Config) -> list[str]:
-    """Make the environment or the tools of a recipe, and say what they are.  Raises UserError for a mistake in them."""
+    """Make the environment or the tools of a recipe, and describe them.  Raises UserError for a mistake."""
     if not config.tools and not config.environment.is_given:
         return []
     from posttrain.environments.making import made_once
     from posttrain.environments.tools import toolbox_of
 
     toolbox = toolbox_of([tool for tool in config.tools if tool != "python"])  # its sandbox is tried below
-    asked = {name: f", asked at {config.tools_at[name]!r}" if name in config.tools_at else "" for name in toolbox.tools}
+    asked = {
+        name: f", called by {config.tools_at[name]!r}" if name in config.tools_at else "" for name in toolbox.tools
+    }
     lines = [f"tool         {name}{how}" for name, how in asked.items()]
     if config.environment.is_given:
         name, _, example = made_once(config.environment)
@@ -91,7 +93,7 @@ def replies(config: Config) -> list[str]:
 
 
 def servers(config: Config) -> list[str]:
-    """What the servers of the engine say of themselves."""
+    """What the engine's servers report about themselves."""
     if not isinstance(config.engine, HttpOptions):
         return []
     from posttrain.generation.http.server_checks import server_lines
@@ -100,7 +102,7 @@ def servers(config: Config) -> list[str]:
 
 
 def model(config: Config, name: str) -> None:
-    """Load a model, print what it is, and try it as a run does before its first step."""
+    """Load a model, describe it, and test it as a run does before its first step."""
     from posttrain.generation.parity import engine_in_parity, largest_gap, tried_length
     from posttrain.models.loading.description import policy_summary, unused_options
     from posttrain.models.loading.model_folder import load_policy
@@ -119,7 +121,7 @@ def model(config: Config, name: str) -> None:
 
 
 def classifier(config: Config, name: str) -> None:
-    """Load a reward model, print what it is, and try it."""
+    """Load a reward model, describe it, and test it."""
     from posttrain.models.adapters.adaptable import num_parameters
     from posttrain.rewards.model import RewardModel, label_names
 
@@ -129,7 +131,7 @@ def classifier(config: Config, name: str) -> None:
     millions = num_parameters(found.model) / 1e6
     print(f"model      {name}: {type(found.model).__name__}, {millions:.1f} M parameters, {found.model.dtype}")
     print(f"labels     {shown}; as a reward: {{model: {name}, label: …}}")
-    reads = "conversations and plain text" if found.text.renderer.template else "plain text: it has no chat template"
+    reads = "conversations and plain text" if found.text.renderer.template else "plain text, without a chat template"
     print(f"reads      up to {found.limit} tokens, {reads}")
     print(f"scored by  {found.scores.reading.value}; a row alone and in a batch have the same score")
 
@@ -157,26 +159,28 @@ def installed(package: str) -> str:
 
 
 def sandbox(options: SandboxOptions) -> bool:
-    """Try the sandbox and print what its probes found; whether it is safe."""
+    """Test the sandbox and print what its probes found; returns whether it is safe."""
     if options.kind == "none":
-        print("sandbox      none: programs that a model wrote run as you, with only limits")
+        print("sandbox      none: model-written programs run as you, with only resource limits")
         return False
     found = sealed() if options.kind == "sealed" else elsewhere(options)
     for finding in found:
         print(f"  {finding.line()}")
     safe = bool(found) and all(finding.passed for finding in found)
-    print(f"  {'safe: every probe passed' if safe else 'NOT SAFE: no program will be run here'}")
+    print(f"  {'safe: every probe passed' if safe else 'NOT SAFE: posttrain will not run programs here'}")
     others = [name for name, command in OTHERS.items() if shutil.which(command) and name != options.kind]
     if options.kind == "sealed" and others:
-        print(f"  also here  {', '.join(others)}: `posttrain doctor --sandbox.kind ...` tries them")
+        print(f"  also here  {', '.join(others)}: `posttrain doctor --sandbox.kind ...` tests them")
     return safe
 
 
 def sealed() -> Sequence[Finding]:
-    """What the fork-server's probes found; nothing if it does not start."""
+    """What the fork-server's probes found; empty if it does not start."""
     print("sandbox      sealed fork-server")
     if sys.platform != "linux":
-        print(f"  not on {sys.platform}: it needs seccomp, which is Linux.  Use sandbox.kind: container or remote.")
+        print(
+            f"  not on {sys.platform}: it needs seccomp, which only Linux has.  Use sandbox.kind: container or remote."
+        )
         return []
     with ProcessPool() as pool:
         try:

@@ -1,4 +1,4 @@
-"""`posttrain eval`: measure a model on problems that are held out from training."""
+"""`posttrain eval`: evaluate a model on held-out problems."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ class EvaluateSwitches(TrustSwitch):
 
 PROGRAM = CommandSpec(
     name="posttrain eval MODEL [RECIPE.yaml ...]",
-    description="Measure a model (a folder, a run or `bundled`) on held-out problems: sampled at temperature 1 and"
-    " greedily, with 95% intervals over problems.  A run is measured by its own recipe unless another is given.",
+    description="Evaluate a model (a folder, a run or `bundled`) on held-out problems, sampled at temperature 1 and"
+    " greedily, with 95% intervals over problems.  A run uses its own recipe unless you give another.",
     switches=EvaluateSwitches(),
     only=(
         *LOADING,
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     config, switches = given.configured(Config, layers_for_model(model, given))
     output = Path(switches.output)
     if switches.output and (output.is_dir() or not output.parent.is_dir()):
-        raise UserError(f"--output {output}: name a file in a folder that exists.")
+        raise UserError(f"--output {output}: name a file in an existing folder.")
     from posttrain.runs.interruption import NOTHING_KEPT, stopped_with_a_word
     from posttrain.runs.progress import Progress
     from posttrain.training.held_out import evaluate
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def report(results: Mapping[str, Any]) -> list[str]:
-    """Each result on a line, with its interval if it has one."""
+    """Each result on its line, with its interval if it has one."""
     lines = []
     for name, value in results.items():
         interval = results.get(f"{name}_interval")

@@ -1,7 +1,7 @@
 """Flags with the dotted names of the recipe: `--rollout.group-size 16` is `rollout: {group_size: 16}`.
 
-A flag's value is read as a recipe would write it, and becomes a layer over the recipes: every value is checked in the
-same way wherever it came from.  tyro prints the help, from the same records, whose docstrings say what each field is.
+A flag's value is written as in a recipe, and becomes a layer over the recipes, so all values are checked in the same
+way.  tyro prints the help from the same records and the docstrings of their fields.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,20 +20,24 @@ from posttrain.schemas import Option, Schema, as_record, checked, is_record, rec
 
 COMMAND_LINE = "command line"
 FLAG_NAMES = "--flag-names"
-"""Ends a command like `--help`, with the names of its flags: shell completion lists them."""
+"""Raised in place of printing help, with the names of a command's flags, for shell completion."""
 TOOLS_HELP = (
-    "Tools that the policy may call, each FILE.py:FUNCTION, package.module:FUNCTION, `calculator` or `python`, which"
+    "Tools that the policy can call, each FILE.py:FUNCTION, package.module:FUNCTION, `calculator` or `python`, which"
     " runs programs in the sandbox."
 )
-TOOLS_AT_HELP = "Tools of plain text by the text that asks each, '{calculator: \"=\"}': the answer goes behind it."
+TOOLS_AT_HELP = (
+    "Tools in plain text, each with the text that calls it, '{calculator: \"=\"}'; the result is inserted after it."
+)
 NULL = ("null", "none", "None")
 REWARDS_HELP = (
-    "Reward functions, each NAME, FILE.py:FUNCTION or package.module:FUNCTION, or a reward model's FOLDER or org/name,"
-    " with =WEIGHT where that is not 1, or in braces as a recipe writes it, '{model: FOLDER, label: helpful}'; none"
-    " means the task's own."
+    "Rewards, each NAME, FILE.py:FUNCTION or package.module:FUNCTION, or a reward model's FOLDER or org/name,"
+    " with =WEIGHT if that is not 1, or in braces as in a recipe, '{model: FOLDER, label: helpful}'.  Empty:"
+    " the task's own rewards."
 )
-OR_ROWS = {"task": "  Or a file of rows, which makes the task `dataset`: with it --help shows how prompts are read."}
-"""What else a `path` may name in a section that may be of one's own."""
+OR_ROWS = {
+    "task": "  Or a file of rows, which selects the task `dataset`; --help then shows the options for reading prompts."
+}
+"""What else `path` can name, in sections that can name the user's own code."""
 ALIASES = {
     "update.learning_rate": ("lr",),
     "sft.learning_rate": ("lr",),
@@ -56,13 +60,13 @@ ALIASES = {
     "task.path": ("dataset", "dataset_name", "data", "train_file"),
     "rewards": ("reward", "reward_funcs", "reward_functions"),
 }
-"""Options by the names that other libraries have for them: a message about such a flag says ours."""
+"""Option names of other libraries -> ours, for messages about such a flag."""
 NO_SWITCHES = make_dataclass("NoSwitches", [], frozen=True)()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandSpec:
-    """A command's usage, switches and what it reads of a recipe."""
+    """A command's usage, its switches, and the parts of a recipe that it reads."""
 
     name: str
     """With its positional arguments: `posttrain rl [RECIPE.yaml ...]`."""
@@ -83,7 +87,7 @@ class CommandSpec:
 
 @dataclass(frozen=True, slots=True)
 class GivenFlag:
-    """A flag as it was typed, and the words up to the next one."""
+    """A flag as it was typed, and the words before the next flag."""
 
     spelled: str
     words: tuple[str, ...]
@@ -99,7 +103,7 @@ class GivenFlag:
 
 
 def given_flags(arguments: Sequence[str]) -> list[GivenFlag]:
-    """The flags among some arguments; `--x=value` is `--x value`.  Raises UserError for words before the first one."""
+    """The flags among some arguments; `--x=value` is `--x value`.  Raises UserError for words before the first flag."""
     given: list[tuple[str, list[str]]] = []
     for each in arguments:
         if each == "-h" or (each.startswith("--") and len(each) > 2):
@@ -159,7 +163,7 @@ def asks_help(arguments: Sequence[str]) -> bool:
 
 
 def flag_value(flag: GivenFlag, annotation: Any, program: CommandSpec) -> object:
-    """The words of a flag as a recipe writes them: text as it is, all else as YAML.  Raises UserError."""
+    """The words of a flag as a recipe would hold them: text unchanged, other values as YAML.  Raises UserError."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     if (NoneType in kinds or is_dataclass(annotation)) and flag.word in NULL:
         return None
@@ -218,7 +222,7 @@ def flag_types(sections: Mapping[str, Any], program: CommandSpec) -> dict[str, A
 
 
 def flag_names(sections: Mapping[str, Any], program: CommandSpec) -> tuple[str, ...]:
-    """The flags of a command, those of every task, algorithm and other variant among them."""
+    """The flags of a command, including those of every task, algorithm and other variant."""
     paths = dict.fromkeys(flag_types(sections, program))
     for name in filter(program.reads, sections):
         for variant in variants_of(name)[1].values():
@@ -228,7 +232,7 @@ def flag_names(sections: Mapping[str, Any], program: CommandSpec) -> tuple[str, 
 
 
 def option_types(path: str, record: Any) -> Iterator[tuple[str, Any]]:
-    """Every dotted path below a record class with its type, records within it too."""
+    """Every dotted path below a record class, with its type; nested records too."""
     for name, annotation in get_type_hints(record).items():
         yield f"{path}.{name}", annotation
         if is_dataclass(annotation):
@@ -236,7 +240,7 @@ def option_types(path: str, record: Any) -> Iterator[tuple[str, Any]]:
 
 
 def help_record(sections: Mapping[str, Any], program: CommandSpec) -> Any:
-    """A dataclass that tyro makes the help of: the command's switches, and a field for each section."""
+    """A dataclass from which tyro makes the help: the command's switches, and a field per section."""
     import tyro
 
     anything: Any = Annotated[
@@ -268,9 +272,9 @@ def help_record(sections: Mapping[str, Any], program: CommandSpec) -> Any:
 
 
 def read_part(record: Any, program: CommandSpec, path: str, anything: Any = Any) -> Any:
-    """A record without the options that a command does not read; what may be null has its options all the same.
+    """A record without the options that a command does not read; a section that may be null keeps its options.
 
-    Where something of the user's own may be named, there is a `path` to do it by; its options may be of any type.
+    If the section can name the user's own code, it has a `path`, and its options can have any type.
     """
     schema = type(record).schema
     unread = {option.name for option in schema.options if not program.reads(f"{path}.{option.name}")}
@@ -282,7 +286,7 @@ def read_part(record: Any, program: CommandSpec, path: str, anything: Any = Any)
         if kind is Any or get_origin(kind) is Mapping or listed:  # such as `--task.columns '{prompt: question}'`
             leading.append(replace(option, annotation=anything, default=None))
     if path in OWN and not hasattr(record, "path") and program.reads(f"{path}.path"):
-        meaning = f"A {OWN[path]} of your own in its place, as FILE.py:NAME.{OR_ROWS.get(path, '')}"
+        meaning = f"Your own {OWN[path]} instead, as FILE.py:NAME.{OR_ROWS.get(path, '')}"
         leading.append(Option("path", str, "", meaning))
     made = record_class(replace(schema, leading=(*schema.leading, *leading), left_out=schema.left_out | unread))
     hints = get_type_hints(made)

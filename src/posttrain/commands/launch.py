@@ -1,4 +1,4 @@
-"""`posttrain launch`: the processes of a recipe's `placement` on this machine, or as commands to type on several."""
+"""`posttrain launch`: start the processes of a recipe's `placement` on this machine, or print commands for several."""
 
 import re
 import shlex
@@ -42,17 +42,17 @@ class LaunchSwitches(TrustSwitch):
     """How the processes of a recipe are started."""
 
     by: Literal["processes", "ray"] = "processes"
-    """Start child processes of this one, or have Ray place them (extra `ray`)."""
+    """Start child processes, or have Ray place them (extra `ray`)."""
     dry_run: bool = False
-    """Print the commands, to type them by hand on one machine or several; start nothing."""
+    """Print the commands to run by hand on one or several machines; start nothing."""
     resume: str = ""
     """Continue the run in this folder from its last checkpoint."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain launch [RECIPE.yaml ...]",
-    description="Start what a recipe's `placement` names on this machine: servers that sample, the environment's server"
-    " and `posttrain rl`, with a log file each.  It waits until the servers are ready, and ends all with the run.",
+    description="Start the processes of a recipe's `placement` on this machine: sampling servers, the environment's"
+    " server and `posttrain rl`, each with a log file.  It waits for the servers to be ready, and stops them with the run.",
     switches=LaunchSwitches(),
 )
 
@@ -68,7 +68,7 @@ class Launch:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Start everything, wait for the run, and end everything."""
+    """Start everything, wait for the run, and stop everything."""
     given = split_arguments(arguments, PROGRAM)
     folder = given.switch("resume")
     config, switches = given.resumed(Config, folder) if folder else given.configured(Config, given.recipes())
@@ -82,18 +82,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def require_this_machine(placement: PlacementOptions) -> None:
-    """Refuse servers on other machines; a command of the user's own may start one there."""
+    """Reject servers on other machines, unless the user's own command starts them."""
     engines = placement.engines
     if not engines.count or engines.command:
         return
     if away := [host for host in engines.hosts if not is_of_this_machine(host)]:
-        rule = "launch starts processes on this machine only"
+        rule = "launch only starts processes on this machine"
         remedy = "Add --dry-run and type the commands there"
         raise UserError(f"placement.engines.hosts = {' '.join(away)}: {rule}.  {remedy}.")
 
 
 def trainer_arguments(given: SplitArguments) -> list[str]:
-    """What is typed behind `posttrain rl`: all but what only this command reads."""
+    """The arguments for `posttrain rl`: all except those that only this command reads."""
     flags = [flag for flag in given_flags(given.flags) if flag.path not in ("by", "dry_run")]
     return [*given.positional, *(word for flag in flags for word in (flag.spelled, *flag.words))]
 
@@ -120,7 +120,7 @@ def launch_of(config: Config, arguments: Sequence[str]) -> Launch:
 
 
 def engine_servers(config: Config) -> Iterator[PlacedProcess]:
-    """Servers that sample, dealt out to their machines, and the one that evaluates."""
+    """The sampling servers, distributed over their machines, and the evaluation server."""
     engines = config.placement.engines
     for number in range(engines.count + config.placement.evaluation.engine):
         host = engines.hosts[number % len(engines.hosts)]
@@ -149,18 +149,18 @@ def environment_servers(placement: PlacementOptions) -> Iterator[PlacedProcess]:
 
 
 def typed_words(command: str, places: Mapping[str, str]) -> list[str]:
-    """The words of a command with its placeholders filled in; other braces, as of JSON, stay."""
+    """The words of a command with its placeholders filled in; other braces, such as JSON's, stay."""
     named = re.compile(r"\{(" + "|".join(places) + r")\}")
     return [named.sub(lambda found: places[found[1]], word) for word in shlex.split(command)]
 
 
 def in_address(host: str) -> str:
-    """A host as an address has it: IPv6 in brackets."""
+    """A host as part of an address: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def loading_flags(model: ModelOptions) -> Iterator[str]:
-    """The flags of the options that load a model, where they are not the default."""
+    """The flags for model-loading options that differ from the default."""
     plain = ModelOptions()
     for name in LOADING:
         value, usual = (getattr(options, name.partition(".")[2]) for options in (model, plain))
@@ -170,7 +170,7 @@ def loading_flags(model: ModelOptions) -> Iterator[str]:
 
 
 def run(launch: Launch, start: Callable[..., AbstractContextManager[list[RunningProcess]]]) -> int:
-    """Servers first, then the trainer; Ctrl-C lets it save, and ends all."""
+    """Servers first, then the trainer; Ctrl-C lets it save, then stops everything."""
     stop_seconds = launch.placement.stop_seconds
     require_free_addresses(launch.servers)
     with start(launch.servers, launch.logs, stop_seconds=stop_seconds) as servers:

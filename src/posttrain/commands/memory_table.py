@@ -1,4 +1,4 @@
-"""Memory plans as a table for a terminal and as JSON: a column for each plan, the recipe's first."""
+"""Memory plans as a table for a terminal and as JSON: one column per plan, the recipe's first."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -17,7 +17,7 @@ def count(number: int) -> str:
 
 
 def table_rows(plans: Sequence[MemoryPlan], machine: MachineMemory) -> Iterator[tuple[str, list[str]]]:
-    """Names and cells, sizes in GB; a part that no column has is omitted."""
+    """Names and cells, with sizes in GB; parts that are in no column are omitted."""
 
     def parts(held: Sequence[Mapping[str, int]]) -> Iterator[tuple[str, list[str]]]:
         for name, words in WORDS.items():
@@ -60,7 +60,7 @@ def print_plans(plans: Mapping[str, MemoryPlan], machine: MachineMemory, optimiz
 
 
 def plans_as_json(plans: Mapping[str, MemoryPlan], machine: MachineMemory) -> dict[str, object]:
-    """Everything in bytes."""
+    """The plans as JSON, with sizes in bytes."""
     recipe, *_ = plans.values()
     listed = {
         name: {

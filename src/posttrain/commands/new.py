@@ -1,4 +1,4 @@
-"""`posttrain new`: a folder with rows, a reward and a recipe that train as they are, for your own problem."""
+"""`posttrain new`: make a folder with rows, a reward and a recipe for your own problem, ready to train."""
 
 import re
 import shlex
@@ -13,29 +13,29 @@ from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded
 
 TEMPLATES = Path(__file__).parents[1] / "assets" / "new"
-"""A folder for each kind.  Python files end in `.py.template`: they are no code of this package."""
+"""A folder for each kind.  Python files end in `.py.template`: they are not code of this package."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewSwitches(Bounded):
-    """What the folder is made for."""
+    """What the folder is for."""
 
     kind: Literal["rule", "judge", "tools"] = "rule"
-    """`rule`: a function checks each completion.  `judge`: a reward model that is trained on pairs of answers scores
-    it.  `tools`: the policy calls a function of yours while it answers."""
+    """`rule`: a function checks each completion.  `judge`: a reward model, trained on pairs of answers, scores it.
+    `tools`: the policy calls your function while it answers."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain new FOLDER",
     description="Make a folder with rows, a reward, a recipe and a README for your own problem.  It passes"
-    " `posttrain check-task` and trains as it is, in less than a minute with a bundled model; the README says what to"
+    " `posttrain check-task` and trains unchanged, in less than a minute with a bundled model.  The README says what to"
     " change first.",
     switches=NewSwitches(),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Make the folder, and print the commands to go on with."""
+    """Make the folder, and print the next commands."""
     name, given = split_arguments(arguments, PROGRAM).only("FOLDER")
     _, switches = read_flags(given.flags, PROGRAM, {})
     folder = Path(name)
@@ -55,5 +55,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def commands_in(readme: Path) -> list[str]:
-    """The commands of a README, in their order."""
+    """The commands of a README, in order."""
     return re.findall(r"^\$ (.*)$", readme.read_text(encoding="utf-8"), re.MULTILINE)

@@ -1,7 +1,7 @@
-"""The phases of a recipe: each is a recipe that names results of earlier ones, and is checked before the first runs.
+"""The phases of a recipe: each is a recipe that can name results of earlier phases; all are checked before the start.
 
-`phase:NAME` is the model that a phase has trained, whole or an adapter, `run:NAME` the folder of its run, and
-`run:NAME/FILE` a file in there.  Nothing else is carried over.  docs/guides/phases.md has an example.
+`phase:NAME` is the model that a phase trained (a whole model or an adapter), `run:NAME` the folder of its run, and
+`run:NAME/FILE` a file in that folder.  Nothing else is carried over.  docs/guides/phases.md has an example.
 """
 
 import re
@@ -26,7 +26,7 @@ from posttrain.tasks.row_files.rows import files_of, is_on_hub, near_file
 EARLIER = re.compile(r"^(phase|run):([\w.+-]+)(/.*)?$")
 NAME = re.compile(r"[\w.+-]+")
 NO_MODEL = ("collect", "irl")
-"""Commands that leave no model."""
+"""Commands that do not save a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Phase:
 
     @property
     def recipe_file(self) -> Path:
-        """The recipe that it was begun with, next to its folder."""
+        """The recipe that it started with, next to its folder."""
         return self.folder.with_name(f"{self.folder.name}.yaml")
 
     @property
@@ -49,7 +49,7 @@ class Phase:
         return COMMAND_OF[recipe_kind(self.layers)]
 
     def config(self, earlier: "Mapping[str, Phase]") -> Any:
-        """The config of its run, with folders in place of the names of earlier results."""
+        """The config of its run, with names of earlier results replaced by folders."""
         where = f"phase {self.name}"
         merged = merge(self.layers)
         sections = replaced(merged.sections, lambda found: phase_folder(found, earlier, where))
@@ -59,16 +59,16 @@ class Phase:
         return build(recipe_kind(self.layers), [RecipeLayer(where=where, sections=sections, run_digest=of_run), place])
 
     def takes_over(self) -> dict[str, str]:
-        """The earlier results that it names, as written -> the names of their phases."""
+        """Earlier results that it names, as written -> the names of their phases."""
         named: list[re.Match[str]] = []
         replaced(merge(self.layers).sections, named.append)
         return {found.group(): found[2] for found in named}
 
 
 def read_phases(recipe: str, folder: Path, *, trust_code: bool = False) -> list[Phase]:
-    """The phases of a recipe file, whose runs are kept in a folder.
+    """The phases of a recipe file; their runs are saved in a folder.
 
-    Raises UserError if there are none, if a config is not valid, or if one names a phase that is not before it.
+    Raises UserError if there are none, if a config is invalid, or if one names a phase that is not before it.
     """
     path = find_recipe(recipe)
     shared = dict(read_recipe(str(path)).sections)
@@ -108,7 +108,7 @@ def read_phase(item: object, path: Path, where: str) -> tuple[str, list[RecipeLa
 
 
 def replaced(value: object, change: Callable[[re.Match[str]], object]) -> object:
-    """Sections with something else in place of each `phase:NAME` and `run:NAME`."""
+    """Sections with each `phase:NAME` and `run:NAME` replaced."""
     match value:
         case dict():
             return {key: replaced(item, change) for key, item in value.items()}
@@ -120,27 +120,27 @@ def replaced(value: object, change: Callable[[re.Match[str]], object]) -> object
 
 
 def phase_folder(found: re.Match[str], earlier: Mapping[str, Phase], where: str) -> str:
-    """The folder that `phase:NAME` or `run:NAME` is."""
+    """The folder that `phase:NAME` or `run:NAME` means."""
     kind, name, below = found.groups(default="")
     given = f"{where}: {found.group()}"
     if name not in earlier:
-        before = f"Those before it are {', '.join(earlier)}." if earlier else "It is the first one."
-        raise UserError(f"{given}: no phase of that name comes before it.  {before}")
+        before = f"The earlier ones are {', '.join(earlier)}." if earlier else "It is the first one."
+        raise UserError(f"{given}: there is no earlier phase of that name.  {before}")
     run = earlier[name].folder
     if kind == "run":
         return f"{run}{below}"
     if below:
-        raise UserError(f"{given}: a file of a phase's run is named run:{name}{below}.")
+        raise UserError(f"{given}: phase: names a model.  For a file of the phase's run, use run:{name}{below}.")
     if earlier[name].command in NO_MODEL:
-        raise UserError(f"{given}: a phase of `posttrain {earlier[name].command}` trains no model.")
+        raise UserError(f"{given}: a phase of `posttrain {earlier[name].command}` does not train a model.")
     return str(run_model(run) if run.is_dir() else run / "model")
 
 
 def require_startable(phases: Sequence[Phase]) -> None:
-    """Refuse a phase that would fail when its turn comes: for a missing file, model or reward.
+    """Reject a phase that would fail later because a file, model or reward is missing.
 
-    For what an earlier phase makes, only whether that phase makes such a thing is checked; a finished phase is not
-    checked.  Raises UserError naming the phase.
+    For inputs from an earlier phase, only checks that this phase makes such an output; finished phases are not checked.
+    Raises UserError naming the phase.
     """
     earlier: dict[str, Phase] = {}
     for phase in phases:
@@ -154,7 +154,7 @@ def require_startable(phases: Sequence[Phase]) -> None:
 
 
 def require_its_own(config: Any, earlier: Mapping[Path, Phase]) -> None:
-    """Refuse missing inputs of a config, and those in the folder of an earlier phase which it never makes."""
+    """Reject missing inputs of a config, and inputs from an earlier phase that never makes them."""
     critic = config.algorithm.get("critic") if isinstance(config, Config) else None
     warm_start = str(critic.get("warm_start", "")) if isinstance(critic, Mapping) else ""
     head = NamedInput("algorithm.critic.warm_start", "model", warm_start)  # which need not be that of a whole model
@@ -179,13 +179,13 @@ def is_made_by(earlier: Mapping[Path, Phase], named: NamedInput) -> bool:
     phase, below = earlier[run], path.relative_to(run)
     makes = {"collect": CollectionFolder.contents, "irl": (below.parts[0],)}.get(phase.command, CONTENTS)
     if below.parts[0] not in makes and not path.exists():
-        rule = f"phase {phase.name} makes no {below}.  `posttrain {phase.command}` writes {', '.join(makes)}"
+        rule = f"phase {phase.name} does not make {below}.  `posttrain {phase.command}` writes {', '.join(makes)}"
         raise UserError(f"{named.option} = {named.path}: {rule}.")
     return True
 
 
 def require_there(named: NamedInput) -> None:
-    """Refuse a missing model, chat template or file of rows; rewards and algorithms are loaded elsewhere."""
+    """Reject a missing model, chat template or file of rows; rewards and algorithms are loaded elsewhere."""
     given, path = f"{named.option} = {named.path}", Path(named.path)
     if named.option.endswith("chat_template"):
         ModelOptions(chat_template=named.path).require_files()
@@ -203,8 +203,8 @@ def require_run(path: str, earlier: Mapping[Path, Phase]) -> None:
     option, place = f"update.optimizer_from = {path}", Path(path)
     if place in earlier:
         if earlier[place].command in NO_MODEL:
-            raise UserError(f"{option}: a phase of `posttrain {earlier[place].command}` has no optimiser.")
+            raise UserError(f"{option}: a phase of `posttrain {earlier[place].command}` does not have an optimiser.")
     elif any(folder in place.parents for folder in earlier):
-        raise UserError(f"{option}: is not the folder of a run.  `run:NAME` is that of an earlier phase.")
+        raise UserError(f"{option}: is not the folder of a run.  For an earlier phase, use `run:NAME`.")
     elif not Path(path, "config.yaml").is_file():
-        raise UserError(f"{option}: no run is there.  Give the folder of a finished run, or run:NAME.")
+        raise UserError(f"{option}: does not contain a run.  Give the folder of a finished run, or run:NAME.")

@@ -1,7 +1,7 @@
 """`posttrain phases`: the phases of one recipe, one after another, each in its own process.
 
-Finished ones are kept, and one that was begun is resumed.  The report is phases.json, and phases.md with a row for each
-measure of each phase.
+Finished phases are kept, and an unfinished one is resumed.  The report is phases.json, and phases.md with one row per
+measure and phase.
 """
 
 import json
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PhasesSwitches(TrustSwitch):
-    """Where phases are kept."""
+    """Where phases are saved."""
 
     folder: str = "runs/phases"
-    """Where runs and the report are kept.  Run the same command again to continue, within a phase too."""
+    """Folder of the runs and the report.  Run the same command again to continue, also within a phase."""
     dry_run: bool = False
-    """Show the phases and what each takes over, and run nothing."""
+    """Show the phases and what each takes over, without running them."""
 
 
 PROGRAM = CommandSpec(
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     require_startable(phases)
     if switches.dry_run:
         for phase in phases:
-            taken = ", ".join(sorted(phase.takes_over())) or "nothing of an earlier phase"
+            taken = ", ".join(sorted(phase.takes_over())) or "nothing from earlier phases"
             print(f"{phase.number}. {phase.name:16} posttrain {phase.command:12} takes over {taken}")
         return 0
     with stopped_with_a_word(lambda: kept_phases(phases)):
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 HEADS = ["phase", "command", "measure", "before", "after", "steps", "minutes", "memory GB"]
-REMEDY = "Delete it and those of the phases after it, or keep these phases in another folder."
+REMEDY = "Delete it and the folders of later phases, or use another folder for these phases."
 
 
 def run_phases(phases: "Sequence[Phase]", folder: Path) -> str:
@@ -92,19 +92,19 @@ def run_phases(phases: "Sequence[Phase]", folder: Path) -> str:
 
 
 def kept_phases(phases: "Sequence[Phase]") -> KeptWork:
-    """What is kept of some phases, and that the same command continues them."""
+    """What is saved of some phases; the same command continues them."""
     done = [phase.name for phase in phases if (phase.folder / "summary.json").is_file()]
     begun = [phase.name for phase in phases if phase.name not in done and (phase.folder / "config.yaml").is_file()]
     kept = [f"phase {name}" for name in done] + [f"phase {name} up to its last checkpoint" for name in begun]
-    return KeptWork(f"Kept: {', '.join(kept)}." if kept else "No phase is kept yet.")
+    return KeptWork(f"Kept: {', '.join(kept)}." if kept else "No phase is saved yet.")
 
 
 def finished(phase: "Phase", config: Any) -> bool:
-    """Whether a phase has been run to its end.  Raises UserError if its run was begun by another recipe."""
+    """Whether a phase is finished.  Raises UserError if another recipe started its run."""
     kept = phase.recipe_file
     changed = changed_options(kept, config) if phase.folder.is_dir() and kept.is_file() else []
     if changed:
-        rule = f"was begun by another recipe than phase {phase.name} has now: {first_changes(changed)}"
+        rule = f"was started by a different recipe than phase {phase.name} has now: {first_changes(changed)}"
         raise UserError(f"{phase.folder}: {rule}.  {REMEDY}")
     done = (phase.folder / "summary.json").is_file()
     if done and (changed := changed_since(phase.folder, config)):
@@ -113,12 +113,12 @@ def finished(phase: "Phase", config: Any) -> bool:
 
 
 def run_phase(phase: "Phase", config: Any, later: "Sequence[Phase]", show: Callable[[str], None]) -> None:
-    """Run or resume a phase; `show` gets the last line of what it says.
+    """Run or resume a phase; `show` gets the last line of its output.
 
-    Raises UserError if a later one was made of an earlier result of it."""
+    Raises UserError if a later phase was made from an earlier result of it."""
     for each in later:
         if each.folder.is_dir() and phase.name in each.takes_over().values():
-            rule = f"was made of an earlier result of phase {phase.name}, which is to be run again"
+            rule = f"was made from an earlier result of phase {phase.name}, which will be run again"
             raise UserError(f"{each.folder}: {rule}.  {REMEDY}")
     recipe = phase.recipe_file
     recipe.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def run_phase(phase: "Phase", config: Any, later: "Sequence[Phase]", show: Calla
 
 
 def phase_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    """A row for each measure of a phase before and after; one without a measure if there is none."""
+    """A row for each measure of a phase, before and after; a row without numbers if there are none."""
     summary = result["summary"]
     seconds = summary.get("seconds")  # by stage, or of the whole run
     total = seconds["total"] if isinstance(seconds, Mapping) else seconds
@@ -145,7 +145,7 @@ def phase_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def measures_of(before: Mapping[str, Any], after: Mapping[str, Any], source: str = "") -> Iterator[list[str]]:
-    """Name, value before and value after of each measure; then those of each source of a mixture."""
+    """Name, value before and value after of each measure; then the same for each source of a mixture."""
     for name in after:
         values = [result_with_interval(results, name) for results in (before, after)]
         if "[" in values[1]:

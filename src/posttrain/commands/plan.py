@@ -1,4 +1,4 @@
-"""What a recipe means, before anything is loaded: `posttrain config` prints it whole, `posttrain plan` its memory."""
+"""A recipe without loading the model: `posttrain config` prints it in full, `posttrain plan` estimates its memory."""
 
 import json
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from posttrain.options.rollout import HttpOptions
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSwitches(TrustSwitch):
-    """Assumptions of the plan, and its form."""
+    """Assumptions of the plan, and its output format."""
 
     prompt_tokens: PositiveInt = 256
-    """Assumed length of prompts; a run knows its longest."""
+    """Assumed length of prompts; a run knows the real one."""
     gpu_gb: Annotated[float, Ge(0.001)] | None = None
-    """Plan for a CUDA GPU with this memory in GB, whatever this machine has."""
+    """Plan for a CUDA GPU with this much memory in GB, instead of this machine."""
     ranks: PositiveInt = 1
-    """Plan for a run by this many ranks (`posttrain rl --ranks`): the memory of each."""
+    """Plan for a run with this many ranks (`posttrain rl --ranks`); shows the memory of each."""
     json: bool = False
     """Print the plan as JSON, in bytes."""
 
@@ -36,12 +36,12 @@ class PlanSwitches(TrustSwitch):
 PROGRAMS = {
     "config": CommandSpec(
         name="posttrain config [RECIPE.yaml ...]",
-        description="Print the recipe that recipes and flags make: running it gives the same run.",
+        description="Print the full recipe that results from recipes and flags; running it gives the same run.",
     ),
     "plan": CommandSpec(
         name="posttrain plan [RECIPE.yaml ...]",
-        description="Show the memory of a recipe, next to the same as PPO with a critic, GRPO, GRPO with LoRA and GRPO"
-        " with QLoRA.  Only the model's config.json is read, no weights.  Warns if a run will not fit.",
+        description="Estimate the memory of a recipe, and of the same recipe as PPO with a critic, GRPO, GRPO with LoRA"
+        " and GRPO with QLoRA.  Reads only the model's config.json, not its weights.  Warns if a run will not fit.",
         switches=PlanSwitches(),
     ),
 }
@@ -50,7 +50,7 @@ PROGRAMS = {
 def show_recipe(arguments: Sequence[str]) -> int:
     """Print the recipe with every option.
 
-    The user's own task and algorithm in a run's recipe stay as they are written: resolving them would run their code.
+    The user's own task and algorithm in a run's recipe are printed as written: resolving them would run their code.
     """
     given = split_arguments(arguments, PROGRAMS["config"])
     layers = given.recipes()
@@ -69,7 +69,9 @@ def show_plan(arguments: Sequence[str]) -> int:
     layers = given.recipes()
     config, switches = given.configured(recipe_kind(layers), layers, loads_model=False)
     if isinstance(config, IrlConfig | CollectConfig):
-        raise UserError("plan: this recipe trains no language model.  Give one of `posttrain rl`, `sft` or `dpo`.")
+        raise UserError(
+            "plan: this recipe does not train a language model.  Give a recipe of `posttrain rl`, `sft` or `dpo`."
+        )
     from posttrain.commands.memory_table import plans_as_json, print_plans
     from posttrain.models.memory.memory_plan import MemoryPlan
     from posttrain.models.memory.model_shape import recipe_shape
@@ -102,5 +104,5 @@ def show_plan(arguments: Sequence[str]) -> int:
         if isinstance(config, Config) and isinstance(config.engine, HttpOptions):
             print(f"Completions are sampled by {', '.join(config.engine.urls)}, which get weights {config.engine.way}.")
         if isinstance(config, Config) and (config.tools or config.environment.is_given):
-            print("Replies are not counted: with them a completion may fill the model's context.")
+            print("Replies are not counted; with them, a completion may fill the model's context.")
     return 0

@@ -10,11 +10,11 @@ from posttrain.errors import UserError
 from posttrain.ranks.group import num_ranks
 
 SHUTDOWN_SECONDS = 3600
-"""How long ranks may take to finish and save their step after a signal."""
+"""Time for ranks to finish and save their step after a signal."""
 
 
 def starts_ranks(asked: int) -> bool:
-    """Whether this process is to start ranks, and is not one of them.  Raises UserError if a starter has others."""
+    """Whether this process should start ranks.  Raises UserError if it is itself one of another number of ranks."""
     here = num_ranks()
     if asked and here > 1 and asked != here:
         raise UserError(f"command line: --ranks {asked}: {here} ranks were started here.  Leave --ranks out.")
@@ -22,7 +22,7 @@ def starts_ranks(asked: int) -> bool:
 
 
 def run_ranks(count: int, command: str, arguments: Sequence[str]) -> int:
-    """Run `posttrain COMMAND ARGUMENTS` as ranks, and return the exit code of rank 0, or else of what failed first."""
+    """Run `posttrain COMMAND ARGUMENTS` as ranks; returns the exit code of rank 0, or of the first rank that failed."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

@@ -15,25 +15,25 @@ from posttrain.options.bounds import NonNegativeInt, PositiveInt
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSwitches(TrustSwitch):
-    """What is shown."""
+    """What the table shows."""
 
     sample: NonNegativeInt = 0
     """Number of the completion in its group, from 0."""
     state_width: PositiveInt = 28
-    """Characters shown of the end of each state."""
+    """Characters to show of each state, counted from its end."""
     below: Annotated[float, Le(0)] = 0.0
-    """Show only tokens whose log-prob is at most this, in nats, such as -1; 0 shows all."""
+    """Show only tokens with at most this log-prob, in nats, such as -1; 0 shows all."""
     beside: str = ""
-    """Another algorithm, whose advantages of the same tokens are shown too: NAME, in braces as in a recipe, or several
+    """Also show the advantages of another algorithm for the same tokens: NAME, or in braces as in a recipe, or several
     in brackets, '[grpo, {name: rloo, credit: reward_to_go}]'."""
     picture: str = ""
-    """File of a picture: the completion coloured by its advantages, once for each algorithm."""
+    """File of a picture: the completion coloured by its advantages, once per algorithm."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain trace MODEL PROMPT [RECIPE.yaml ...]",
     description="Sample a group of completions of a prompt and show one of them token by token.  PROMPT is a text, or"
-    " the number of a held-out problem of the task.  A run is traced by its own recipe unless another is given.",
+    " the number of a held-out problem of the task.  A run uses its own recipe unless you give another.",
     switches=TraceSwitches(),
     only=(
         *LOADING,

@@ -1,9 +1,8 @@
 """One rollout as a path through a Markov decision process.
 
-The state is the text so far, the action is the next token, the transition appends it, and the reward comes with the
-last action: what the graders give the whole completion, besides what they and a KL give single tokens.  The advantage
-is how much better that was than what the completion's siblings got; most algorithms give every token of a completion
-the same.
+The state is the text so far, the action is the next token, and the transition appends it.  The completion's reward
+comes with the last action; process rewards and KL penalties come with single tokens.  The advantage says how much
+better that is than the completion's siblings; most algorithms give every token of a completion the same.
 """
 
 import math
@@ -41,12 +40,12 @@ from posttrain.training.learner import Learner
 from posttrain.training.session import Session
 
 StepWhitening = tuple[int, Whitening]
-"""The number of a step, and the whitening of its advantages."""
+"""The number of a step, and how its advantages were whitened."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRun:
-    """A finished run by reward, and its recipe."""
+    """A finished RL run, and its recipe."""
 
     folder: Path
     algorithm: Mapping[str, Any]
@@ -58,16 +57,16 @@ class TracedRun:
         return folder if has_head(folder) else ""
 
     def with_critic(self, algorithm: Algorithm) -> Algorithm:
-        """The algorithm with the run's trained critic, unless another one is named."""
+        """The algorithm with the run's trained critic, unless the recipe names another critic."""
         given, began_with = algorithm.critic, (self.algorithm.get("critic") or {}).get("path", "")
         if given is None or not self.critic or given.path not in ("", began_with):
             return algorithm
         return replace(algorithm, critic=saved_options(self.critic))
 
     def with_reference(self, config: Config, algorithm: Algorithm) -> Config:
-        """The config with the reference of the run's KL in the reward: with the trained policy itself it would be 0.
+        """The config with the run's reference, for a KL in the reward; compared with the trained policy, it would be 0.
 
-        Raises UserError if the model that the run began with is gone, or was never in a folder.
+        Raises UserError if the run's first model is missing, or was never in a folder.
         """
         reference = config.reference
         if algorithm.kl_penalty is None or reference.path or reference.refresh_every:
@@ -76,14 +75,14 @@ class TracedRun:
         if "policy" in began_with(self.folder).objects:
             gone = "which was an object in Python"
         elif not first.is_bundled and first.hub_name is None and not first.folder.is_dir():
-            gone = f"{first.path}, which is not there"
+            gone = f"{first.path}, which is missing"
         if gone:
-            rule = f"its rewards contain a KL to the model that the run began with, {gone}"
+            rule = f"its rewards contain a KL to the run's first model, {gone}"
             raise UserError(f"{self.folder}: {rule}.  Set --reference.path, or trace without it: --algorithm.kl null.")
         return replace(config, reference=replace(reference, path=first.path))
 
     def restore(self, learner: Learner, config: Config) -> None:
-        """Restore a KL coefficient, a scale of rewards or a reference that changed from step to step."""
+        """Restore a KL coefficient, a reward scale or a reference that changed during the run."""
         algorithm = learner.algorithm
         if not (algorithm.adaptive_kl or algorithm.reward_scaling or config.reference.refresh_every):
             return
@@ -95,7 +94,7 @@ class TracedRun:
             learner.reference.restore(saved.tensors["reference"])
 
     def whitening(self, config: Config) -> StepWhitening | None:
-        """The whitening of its last step, for the same algorithm."""
+        """The whitening of the run's last step, if the algorithm is the same."""
         if config.algorithm != self.algorithm:
             return None
         whitened = [line for line in read_metrics(self.folder / METRICS) if SHIFT in line and SCALE in line]
@@ -106,7 +105,7 @@ class TracedRun:
 
 
 def traced_run(model: str) -> TracedRun | None:
-    """The run by reward in a folder; None for a model's folder and for runs of other kinds."""
+    """The RL run in a folder; None for a model's folder and for runs of other kinds."""
     if not is_run_folder(Path(model)):
         return None
     recipe = run_recipe(Path(model))
@@ -122,16 +121,16 @@ def traced_run(model: str) -> TracedRun | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One completion, action by action, with the credit of each algorithm, the recipe's first."""
+    """One completion, action by action, with the credit by each algorithm; the recipe's comes first."""
 
     prompt: Prompt
     tokens: Sequence[str]
     """The text of each token, line ends included."""
     rows: Sequence[tuple[str, str, float, float]]
-    """State, action, log-prob and reward of each; numbers of a given token are NaN."""
+    """State, action, log-prob and reward of each token; NaN for tokens that the policy did not sample."""
     credits: Mapping[str, TokenCredit]
     notes: Sequence[str]
-    """Remarks below the table."""
+    """Notes below the table."""
 
 
 def prompt_to_trace(session: Session, text: str) -> Prompt:
@@ -152,9 +151,9 @@ def traced(
     reference: str = "",
     whitening: StepWhitening | None = None,
 ) -> Trace:
-    """One completion of a group, with the credit that the session's algorithm and those `beside` it, by name, give it.
+    """One completion of a group, with its credit by the session's algorithm and by those in `beside`, by name.
 
-    `reference` is the model that a KL of theirs compares with, if not the policy itself; `whitening` is that of a step
+    `reference` is the model that their KL compares with, if it is not the policy itself; `whitening` is that of a step
     of the run, for the session's algorithm.
     """
     grades, notes = graded_completion(session, group, sample)
@@ -184,7 +183,7 @@ def traced(
 
 
 def own_tokens(group: Group, sample: int) -> slice:
-    """The place of a completion's tokens among all that were sampled."""
+    """The slice of a completion's tokens among all sampled tokens."""
     first = sum(each.num_sampled for each in group.rollouts[:sample])
     return slice(first, first + group.rollouts[sample].num_sampled)
 
@@ -192,17 +191,17 @@ def own_tokens(group: Group, sample: int) -> slice:
 def credit_of(
     learner: Learner, credited: CreditedStep, sample: int, whitening: StepWhitening | None = None
 ) -> tuple[TokenCredit, list[str]]:
-    """The credit of a completion's tokens, and notes: which critic V is of, and the units of advantages.
+    """The credit of a completion's tokens, and notes on its critic and on the units of advantages.
 
-    NaN for given tokens, and if no reward applies to it.  Whitened as in a step of a run, and else not: one group says
-    nothing about a step's deviation.
+    NaN for tokens that were not sampled, and if no reward applies.  Advantages are only whitened as in a step of a run:
+    one group does not give a step's standard deviation.
     """
     (group,), columns = credited.groups.groups, credited.groups.columns
     own, sampled, notes = own_tokens(group, sample), group.rollouts[sample].sequence.sampled, list[str]()
     if learner.critic is not None:
         path = learner.critic.options.path
-        new = "a new critic, which knows nothing: before every token it expects the mean reward of this group"
-        notes.append(f"V is {f'the critic {path}' if learner.critic.begun else new}")
+        new = "a new, untrained critic: before every token it expects the mean reward of this group"
+        notes.append(f"V is from {f'the critic {path}' if learner.critic.begun else new}")
     advantages = columns.advantages[own]
     if SHIFT in credited.metrics:  # the algorithm whitens: that of the group is undone
         advantages = advantages * credited.metrics[SCALE] + credited.metrics[SHIFT]
@@ -210,7 +209,7 @@ def credit_of(
         if whitening is not None:
             step, (shift, scale) = whitening
             advantages = (advantages - shift) / scale
-            units = f"whitened as in step {step} of the run: mean {shift:z.3f}, deviation {scale:.3f}"
+            units = f"whitened as in step {step} of the run: mean {shift:z.3f}, standard deviation {scale:.3f}"
         notes.append(f"advantages are {units}")
     values = with_gaps(columns.values[own].tolist(), sampled) if "values" in columns.known else None
     known = advantages if credited.groups.scored[0, sample] else advantages * math.nan
@@ -218,7 +217,7 @@ def credit_of(
 
 
 def with_gaps(numbers: Sequence[float], sampled: Sequence[bool]) -> list[float]:
-    """Numbers of sampled tokens at their places among all tokens, NaN elsewhere."""
+    """The numbers of sampled tokens at their positions among all tokens, NaN elsewhere."""
     left = iter(numbers)
     return [next(left) if each else math.nan for each in sampled]
 
@@ -234,7 +233,7 @@ def algorithms_beside(text: str) -> dict[str, Algorithm]:
         section = {"name": each} if isinstance(each, str) else each
         if not isinstance(section, Mapping):
             form = "'[grpo, {name: rloo, credit: reward_to_go}]'"
-            raise UserError(f"command line: --beside {text}: name algorithms, as a recipe writes them: {form}")
+            raise UserError(f"command line: --beside {text}: must name algorithms, as in a recipe: {form}")
         options = (f"{spaced_name(name)}: {spaced_name(value)}" for name, value in section.items() if name != "name")
         label = ", ".join([*([str(section["name"])] if "name" in section else []), *options])
         if label in made:
@@ -249,9 +248,9 @@ def spaced_name(value: object) -> str:
 
 
 def table(trace: Trace, *, width: int, below: float) -> list[str]:
-    """The rollout as lines of text, with `width` characters of each state, its end.
+    """The rollout as lines of text, with the last `width` characters of each state.
 
-    `below` 0 shows all tokens, else those with at most that log-prob, in nats.
+    With `below` 0 all tokens are shown, else those with at most that log-prob, in nats.
     """
     notes = list(trace.notes)
     actions = min(16, max(len("action"), *(len(action) for _, action, _, _ in trace.rows)))
@@ -318,12 +317,12 @@ def turn_lines(rollout: Rollout) -> list[str]:
 
 
 def graded_completion(session: Session, group: Group, sample: int) -> tuple[Grades, list[str]]:
-    """The grades of the group, and remarks on one completion."""
+    """The grades of the group, and notes on one completion."""
     rollout = group.rollouts[sample]
     length, total = rollout.num_sampled, sum(rollout.logprobs)
-    notes = [f"log-prob of the completion: {total:.3f} nats over {length} tokens; it ended by {rollout.finish}"]
+    notes = [f"log-prob of the completion: {total:.3f} nats over {length} tokens; finish reason: {rollout.finish}"]
     if group.prompt.id == ASKED and not group.prompt.columns and not session.config.rewards:
-        notes.append("No reward: the text is not a problem of the task.  Name a reward for any text: --rewards ...")
+        notes.append("No reward: the text is not a problem of the task.  To score any text, add --rewards ...")
         unscored = torch.full((1, len(group.rollouts)), torch.nan, dtype=torch.float64)
         none = Grades(names=("none",), scores=unscored[None], weights=torch.ones(1).double(), rewards=unscored)
         return none, notes

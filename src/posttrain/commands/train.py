@@ -24,17 +24,17 @@ class TrainingSwitches(TrustSwitch):
     """Switches of the commands that train."""
 
     dry_run: bool = False
-    """Show the plan, with seconds per step from one timed step, and the first completions, rows or pairs; train
+    """Show the plan, the seconds per step (one step is timed), and the first completions, rows or pairs; train
     nothing."""
     resume: str = ""
     """Continue the run in this folder from its last checkpoint."""
     from_step: int | None = None
     """With --resume: continue from the checkpoint of this step; later results are removed."""
     accept_changes: bool = False
-    """With --resume: continue although model, rows, rewards or files have changed; inputs.json notes it."""
+    """With --resume: continue although model, rows, rewards or files have changed; inputs.json records it."""
     ranks: NonNegativeInt = 0
-    """Train with this many processes on this machine, each with a share of the weights and of the tokens; 0 is one
-    process, or as many as torchrun has started."""
+    """Train with this many processes on this machine, each with a share of the weights and of the tokens.  0: one
+    process, or as many as torchrun started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,29 +42,29 @@ class RlSwitches(TrainingSwitches):
     """Switches of `posttrain rl`."""
 
     show_prompts: NonNegativeInt = 0
-    """Show this many prompts as the model reads them, and train nothing; with --dry-run also its answers and their
+    """Show this many prompts as the model reads them, and train nothing; with --dry-run, also its answers and their
     rewards."""
     view: bool = False
-    """Show the run in a browser while it goes on, as `posttrain view` does; the address is printed."""
+    """Show the run in a browser while it trains, as `posttrain view` does; the address is printed."""
 
 
 PROGRAMS = {
     "rl": CommandSpec(
         name="posttrain rl [RECIPE.yaml ...]",
-        description="Train a model by reward.  Recipes are files or names of bundled ones, later ones overriding"
-        " earlier; flags override them all.  The options of the task and of the algorithm depend on their names.",
+        description="Train a model by reward.  Recipes are files or names of bundled recipes; later ones override"
+        " earlier ones, and flags override all of them.  The options of task and algorithm depend on their names.",
         switches=RlSwitches(),
     ),
     "sft": CommandSpec(
         name="posttrain sft [RECIPE.yaml ...]",
-        description="Train a model on rows of your own (`--model.path MODEL --task.path ROWS`), or a small one from"
-        " nothing on demonstrations of its task.  `posttrain rl` can continue from it.",
+        description="Train a model on your own rows (`--model.path MODEL --task.path ROWS`), or a small one from"
+        " scratch on demonstrations of its task.  `posttrain rl` can continue from it.",
         switches=TrainingSwitches(),
     ),
     "reward-model": CommandSpec(
         name="posttrain reward-model [RECIPE.yaml ...]",
         description="Train a reward model on rows with `chosen` and `rejected` (`--model.path MODEL --task.path"
-        " PAIRS`).  `posttrain rl --rewards RUN/model` trains by it.",
+        " PAIRS`).  `posttrain rl --rewards RUN/model` trains with it.",
         switches=TrainingSwitches(),
     ),
     "dpo": CommandSpec(
@@ -75,14 +75,14 @@ PROGRAMS = {
     ),
     "irl": CommandSpec(
         name="posttrain irl [RECIPE.yaml ...]",
-        description="Find the reward behind demonstrations.  Recipes are files or names of bundled ones, later ones"
-        " override earlier; flags override them all.  The options of world, demonstrations, features and method depend"
-        " on their names.",
+        description="Find the reward behind demonstrations.  Recipes are files or names of bundled recipes; later ones"
+        " override earlier ones, and flags override all of them.  The options of world, demonstrations, features and"
+        " method depend on their names.",
     ),
     "replay": CommandSpec(
         name="posttrain replay RUN",
-        description="Train the weights of a run of `posttrain rl` again from its rollout files, without sampling or"
-        " grading, and compare them with every checkpoint, to the bit.  Nothing in the folder changes.",
+        description="Repeat the training of a run of `posttrain rl` from its rollout files, without sampling or"
+        " grading, and compare the weights with every checkpoint, bit for bit.  The folder does not change.",
         switches=TrustSwitch(),
         only=("model.path", "run.threads"),
     ),
@@ -96,11 +96,11 @@ TRAINS: dict[str, tuple[type[TrainingConfig], str, str, str]] = {
     ),
     "dpo": (DpoConfig, "posttrain.training.dpo.dpo_run", "train_dpo", "show_dpo_plan"),
 }
-"""By command: its config, and the functions that train and that show the plan, with their module."""
+"""By command: its config, its module, and the functions there that train and that show the plan."""
 
 
 def run_training(command: str, arguments: Sequence[str]) -> int:
-    """Read the recipe, or that of the resumed run; then train, or show prompts or the plan."""
+    """Read the recipe, or the resumed run's; then train, or show prompts or the plan."""
     kind, module, train, show = TRAINS[command]
     given = split_arguments(arguments, PROGRAMS[command])
     folder = given.switch("resume")
@@ -149,7 +149,7 @@ def irl(arguments: Sequence[str]) -> int:
 
 
 def replay(arguments: Sequence[str]) -> int:
-    """Replay a run, and say how its weights compare with the checkpoints."""
+    """Replay a run, and print how its weights compare with the checkpoints."""
     run, given = split_arguments(arguments, PROGRAMS["replay"]).only("RUN")
     if asks_help(arguments):
         given.configured(Config, [])  # which shows it
@@ -158,12 +158,12 @@ def replay(arguments: Sequence[str]) -> int:
 
     found = replayed(config, show=partial(print, flush=True))
     if not found.equal:
-        print("The weights differ.  Something else than the rollouts has changed: versions, threads, model or rows.")
+        print("The weights differ.  Something other than the rollouts has changed: versions, threads, model or rows.")
     return 0 if found.equal else 1
 
 
 def show_prompts(config: Config, count: int) -> None:
-    """Print the first prompts, step after step, as the model reads them; its weights are not loaded."""
+    """Print the first prompts, step by step, as the model reads them, without loading its weights."""
     from posttrain.models.loading.model_folder import load_tokenizer
     from posttrain.models.rendering import TokenizerRenderer
     from posttrain.runs.prompt_preview import Reader, prompt_preview_lines

@@ -27,28 +27,28 @@ class ViewSwitches(Bounded):
     """Where the page is served."""
 
     port: Port = 0
-    """Port of 127.0.0.1 to listen on; 0 takes a free one."""
+    """Port of 127.0.0.1 to listen on; 0: a free one."""
     live: bool = True
-    """Follow runs that go on: new steps appear without a reload."""
+    """Follow active runs: new steps appear without a reload."""
     open: bool = True
-    """Open a browser where there is a display; the address is printed in any case."""
+    """Open a browser if there is a display; the address is always printed."""
     export: str = ""
-    """Write the page with its data to this HTML file, which opens without a server, and serve nothing."""
+    """Instead of serving, write the page with its data to this HTML file, which opens without a server."""
     size: str = "20MB"
-    """Largest size of the exported file, such as 500KB or 20MB.  Rollouts that do not fit are left out and counted."""
+    """Maximum size of the exported file, such as 500KB or 20MB.  Rollouts that do not fit are left out and counted."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain view [FOLDER ...]",
     description="Show runs in a browser: every step, group and completion, token by token.  Without a folder it lists"
-    " the runs below `runs/`; several folders are compared.  The page follows a run that goes on.  Ctrl-C ends it."
-    "  `posttrain view hack` opens a small run that comes with the package, with something to find.",
+    " the runs below `runs/`; several folders are compared.  The page follows an active run.  Ctrl-C stops it."
+    "  `posttrain view hack` opens a small example run with something to find.",
     switches=ViewSwitches(),
 )
 BUNDLED_RUNS = {"hack": "planted-hack"}
 """Names of runs that come with the package -> their folders."""
 RUNS = Path("runs")
-"""Where runs are looked for if none is named."""
+"""Where to look for runs if none is named."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,13 +67,15 @@ def main(arguments: Sequence[str]) -> int:
     below = RUNS if not folders else single
     runs = OpenedRuns.of(folders) if below is None else OpenedRuns.of(run_folders(below), below=below)
     if not runs.shown:
-        raise UserError(f"{COMMAND_LINE}: {below}: no run there.  Name the folder of a run, or train one first.")
+        raise UserError(
+            f"{COMMAND_LINE}: {below}: does not contain a run.  Name the folder of a run, or train one first."
+        )
     if switches.export:
         return export(runs, switches)
     with serve_extra("posttrain view"):
         from posttrain.server.viewer_routes import RunViewer
     server = RunViewer(replace(runs, live=switches.live), port=switches.port)
-    print(f"{server.address}\n(Ctrl-C ends it)", flush=True)
+    print(f"{server.address}\n(Ctrl-C stops it)", flush=True)
     if switches.open and has_display():
         webbrowser.open(server.address)
     server.serve_until_signal()
@@ -95,7 +97,7 @@ def export(runs: "OpenedRuns", switches: ViewSwitches) -> int:
 
     target = Path(switches.export)
     if target.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"{COMMAND_LINE}: --export {target}: must end in .html.  Name the file that is to be written.")
+        raise UserError(f"{COMMAND_LINE}: --export {target}: must end in .html.  Name the file to write.")
     try:
         limit = size_in_bytes(switches.size)
     except ValueError as error:
@@ -108,7 +110,7 @@ def export(runs: "OpenedRuns", switches: ViewSwitches) -> int:
 
 
 def beside(folder: str) -> None:
-    """Serve one run, which may not have begun, until standard input ends: with the process that has the other end."""
+    """Serve one run, which may not exist yet, until standard input closes, when the parent process ends."""
     from posttrain.server.viewer_routes import RunViewer
     from posttrain.viewer.viewer_answers import OpenedRuns
 
@@ -121,9 +123,9 @@ def beside(folder: str) -> None:
 
 @contextmanager
 def viewer_beside(folder: str) -> Iterator[None]:
-    """A viewer of a run in a process of its own, which ends with the block or with this process.
+    """A viewer of a run in its own process, which ends with the block or with this process.
 
-    It has its own session: Ctrl-C reaches the run only, which then saves its step.
+    It has its own session, so Ctrl-C only reaches the run, which then saves its step.
     """
     with serve_extra("posttrain rl --view"):
         import uvicorn  # noqa: F401, so that it is missed here and not in the other process
@@ -135,7 +137,7 @@ def viewer_beside(folder: str) -> Iterator[None]:
     assert process.stdout is not None
     try:
         address = process.stdout.readline().strip()
-        print(f"viewer       {address or 'did not start; the run goes on'}", flush=True)
+        print(f"viewer       {address or 'did not start; the run continues'}", flush=True)
         yield
     finally:
         process.stdin.close()
@@ -144,7 +146,7 @@ def viewer_beside(folder: str) -> Iterator[None]:
 
 
 def has_display() -> bool:
-    """Whether a browser would have somewhere to appear."""
+    """Whether there is a display for a browser."""
     return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 

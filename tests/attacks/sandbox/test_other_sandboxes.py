@@ -333,7 +333,7 @@ def test_what_is_chosen_together_must_make_sense(capsys: pytest.CaptureFixture[s
     assert "s3cret" not in str(refusal.value)
     assert main(["doctor", "--sandbox.kind", "container", "--sandbox.command", "no-such-docker"]) == 1
     said = capsys.readouterr().out
-    mentions(said, "does not work", "NOT SAFE: no program will be run here")
+    mentions(said, "does not work", "NOT SAFE: posttrain will not run programs here")
 
 
 @needs_bubblewrap

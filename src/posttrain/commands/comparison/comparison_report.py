@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 NOTES = (
-    "Before and after are the accuracy on held-out problems at temperature 1, or the mean of a reward that counts"
+    "Before and after: accuracy on held-out problems at temperature 1, or the mean of a reward that counts"
     " something: a mean over seeds with Student's 95% interval.  `beyond the first` is the difference to the first"
     " variant with the same seed.  KL is from the trained policy to its start, on held-out prompts.  `training s` does"
     " not include evaluations.  The curves begin and end with a full evaluation; those between use fewer problems and"
     " one sample each, so they vary more."
 )
 Curve = Sequence[tuple[int, float, float]]
-"""(tokens sampled so far, seconds of training so far, held-out accuracy) wherever a run measured it."""
+"""(tokens sampled so far, seconds of training so far, held-out accuracy) at each measurement."""
 GRID = 60
-"""Points on which the curves of seeds are averaged."""
+"""Number of points at which the curves of seeds are averaged."""
 COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#222222"),  # Okabe and Ito, 2008
     *("#56b4e9", "#e69f00", "#999933", "#882255", "#888888"),  # and Tol's muted ones
 )
-"""Ten that readers with any colour vision can tell apart; the second five are also dashed."""
+"""Ten colours for readers with any colour vision; the second five are also dashed."""
 FEW_VARIANTS = 5
-"""Up to here single seeds are drawn too."""
+"""Up to this many variants, single seeds are drawn too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class CellResult:
     steps: int
     sampled_tokens: int
     seconds: float
-    """Of the whole run, its evaluations included."""
+    """Seconds of the whole run, evaluations included."""
     training_seconds: float
     """Without evaluations."""
     peak_memory_bytes: int
@@ -62,11 +62,11 @@ class CellResult:
     versions: Mapping[str, str]
 
     def accuracy(self, results: Mapping[str, Any]) -> float:
-        """That of its results before or after training; or their mean reward, if it counts something."""
+        """The accuracy of results before or after training; or their mean reward, if it counts something."""
         names = ("accuracy_sampled",) if quantity([self]) == "accuracy" else (SCORE, REWARD)
         value = next((results[name] for name in names if results.get(name) is not None), None)
         if value is None:
-            rule = "no held-out accuracy was measured: no problem is held out, or nothing scored their completions"
+            rule = "held-out accuracy was not measured: no problem is held out, or their completions were not scored"
             raise RunError(f"{self.variant} seed {self.seed}: {rule}.  See `before` and `after` in its summary.json.")
         return float(value)
 
@@ -76,7 +76,7 @@ class CellResult:
 
 
 def quantity(runs: Sequence[CellResult]) -> str:
-    """The measure of runs: `accuracy`, or `reward` if theirs counts something."""
+    """The measure of runs: `accuracy`, or `reward` if their reward counts something."""
     return "reward" if any(LEFT_OUT in each for run in runs for each in (run.before, run.after)) else "accuracy"
 
 
@@ -101,10 +101,10 @@ class VariantResult:
     variant: str
     seeds: tuple[int, ...]
     before: Estimate
-    """Held-out accuracy at temperature 1 before training, as the next two."""
+    """Held-out accuracy at temperature 1 before training."""
     after: Estimate
     gain_over_first: Estimate | None
-    """Accuracy beyond that of the first variant with the same seed; None for the first variant itself."""
+    """Accuracy minus the first variant's with the same seed; None for the first variant itself."""
     greedy: float | None
     pass_at_8: float | None
     mean_length: float
@@ -119,7 +119,7 @@ class VariantResult:
 
 
 def mean_over_seeds(values: Sequence[float]) -> Estimate:
-    """The mean, with Student's t interval over seeds; one value, or equal ones, have no interval.
+    """The mean, with Student's t interval over seeds; without an interval for a single value or equal values.
 
         x̄ ± t_{n-1, .975} s / √n
 
@@ -161,7 +161,7 @@ def share_within(angle: float, degrees: int) -> float:
 
 
 def variant_results(results: Sequence[CellResult]) -> list[VariantResult]:
-    """A row for every variant, in the order in which they first come, compared with the first seed by seed."""
+    """A row for every variant, in order of first appearance, compared with the first variant seed by seed."""
     by_variant: dict[str, dict[int, CellResult]] = {}
     for result in results:
         by_variant.setdefault(result.variant, {})[result.seed] = result
@@ -198,7 +198,7 @@ def mean_or_none(values: Sequence[float | None]) -> float | None:
 
 
 def write_comparison(folder: Path, results: Sequence[CellResult], budget: str) -> str:
-    """Write all three for the finished cells; returns the table."""
+    """Write all three files for the finished cells; returns the table."""
     rows = variant_results(results)
     table = markdown_table(rows)
     content = {"budget": budget, "variants": [*map(asdict, rows)], "cells": [*map(asdict, results)]}
@@ -236,7 +236,7 @@ COLUMNS: dict[str, Callable[[VariantResult], str]] = {
 def draw_comparison(results: Sequence[CellResult], picture: Path, budget: str) -> None:
     """Held-out accuracy against tokens sampled, against seconds of training, and at the end with its interval.
 
-    The curves are means over seeds; a few variants have a pale line for each seed as well.
+    The curves are means over seeds; with few variants, each seed also has a pale line.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -268,7 +268,7 @@ def style(number: int) -> dict[str, Any]:
 
 
 def draw_curves_of_variants(axes: "Axes", results: Sequence[CellResult], place: int) -> None:
-    """The curves against tokens or seconds: `place` is its place in a point of a curve."""
+    """The curves against tokens or seconds: `place` is the index of that quantity in a curve's points."""
     variants = list(dict.fromkeys(result.variant for result in results))
     for number, variant in enumerate(variants):
         curves = [result.curve for result in results if result.variant == variant and result.curve]
@@ -282,7 +282,7 @@ def draw_curves_of_variants(axes: "Axes", results: Sequence[CellResult], place: 
 
 
 def draw_ends_of_variants(axes: "Axes", results: Sequence[CellResult]) -> None:
-    """Accuracy after training, a line for each variant: every seed pale, their mean with its interval."""
+    """Accuracy after training, one line per variant: every seed pale, their mean with its interval."""
     rows = variant_results(results)
     for number, row in enumerate(rows):
         colour = style(number)["color"]

@@ -8,9 +8,9 @@ from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
 
 SUBCOMMANDS = {
-    "mistake": ("mistake N", "train 20 steps with a mistake of course notebooks and without it, and draw both"),
+    "mistake": ("mistake N", "train 20 steps with and without a common mistake of course notebooks, and draw both"),
     "notebooks": ("notebooks FOLDER", "write the lessons as Jupyter notebooks"),
-    "check": ("check FUNCTION FILE", "try your own version of a course's function on the cases of our tests"),
+    "check": ("check FUNCTION FILE", "test your own version of a course's function on our test cases"),
 }
 """A module of this package -> its usage, and what it does."""
 PROGRAM = CommandSpec(

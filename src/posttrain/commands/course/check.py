@@ -1,4 +1,4 @@
-"""`posttrain course check`: your own version of a course's function on the cases of our tests."""
+"""`posttrain course check`: test your own version of a course's function on our test cases."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,14 @@ from posttrain.errors import UserError
 
 PROGRAM = CommandSpec(
     name="posttrain course check FUNCTION FILE",
-    description="Try your own version of a course's function on the cases of our tests, and show the first number that"
+    description="Test your own version of a course's function on our test cases, and show the first number that"
     " differs.  FUNCTION is a name in posttrain.course, such as compute_grpo_loss; FILE is the Python file that has"
     " your function of the same name.  The file is imported, so it runs.  Exit code 0 if every case passes, else 1.",
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print a line for each case that passes; the first that does not ends it."""
+    """Print a line for each case that passes; stop at the first one that fails."""
     name, rest = split_arguments(arguments, PROGRAM).first("FUNCTION")
     file, rest = rest.only("FILE")
     read_flags(rest.flags, PROGRAM, {})

@@ -1,4 +1,4 @@
-"""`posttrain course mistake`: train with a mistake of course notebooks and without it."""
+"""`posttrain course mistake`: train with and without a mistake of course notebooks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from posttrain.options.bounds import Bounded, PositiveInt
 
 @dataclass(frozen=True, kw_only=True)
 class MistakeSwitches(Bounded):
-    """How long it is trained, and where it is drawn."""
+    """Length of the runs, and the file of the picture."""
 
     steps: PositiveInt = 20
     """Steps of each of the two runs."""
     picture: str = ""
-    """File of the picture; the default is named after the mistake, such as mistake-4.png, in the folder you run in."""
+    """File of the picture; default: named after the mistake, such as mistake-4.png, in the current folder."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain course mistake N",
     description="Train a small bundled model twice on one CPU: without a mistake of course notebooks, and with it."
-    "  Prints both, says which metric or alarm would have told, and draws reward, KL, length and gradient norm."
-    "  N is 1 to 13, the numbers of docs/learn/mistakes/.",
+    "  Prints both, says which metric or alarm reveals the mistake, and draws reward, KL, length and gradient norm."
+    "  N is 1 to 13, as in docs/learn/mistakes/.",
     switches=MistakeSwitches(),
 )
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     given, rest = split_arguments(arguments, PROGRAM).only("N")
     _, switches = read_flags(rest.flags, PROGRAM, {})
     if not given.isdecimal():
-        raise UserError(f"{COMMAND_LINE}: N = {given}: give the number of a mistake, 1 to 13.")
+        raise UserError(f"{COMMAND_LINE}: N = {given}: must be the number of a mistake, 1 to 13.")
     number = int(given)
     picture = picture_file(switches.picture or f"mistake-{number}.png")
     import torch

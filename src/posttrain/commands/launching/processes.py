@@ -1,6 +1,6 @@
-"""Processes that belong together: started, waited for, watched, and ended together.
+"""A group of processes that are started, awaited, watched and stopped together.
 
-Each has a log file and a process group of its own.  What fails first is named, with the end of its log.
+Each has its own log file and process group.  The first one that fails is reported, with the end of its log.
 """
 
 import ctypes
@@ -23,9 +23,9 @@ from posttrain.errors import RunError, UserError
 from posttrain.runs.files import no_link
 
 LOOK_SECONDS = 0.2
-"""How often processes are looked at."""
+"""How often processes are checked."""
 ANSWER_SECONDS = 5.0
-"""Most seconds until a server answers /health."""
+"""Timeout of one request to /health."""
 LAST_LINES = 15
 """Lines of a log that a message quotes."""
 
@@ -41,11 +41,11 @@ class PlacedProcess:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables in addition to those of this process."""
     health: str = ""
-    """An address that answers 200 once the process is ready; "" where nothing waits for it."""
+    """An address that answers 200 once the process is ready; "" if nothing waits for it."""
 
     @property
     def typed(self) -> str:
-        """The command as one types it."""
+        """The command as typed in a shell."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         own = self.command[: len(POSTTRAIN)] == POSTTRAIN
         words = ["posttrain", *self.command[len(POSTTRAIN) :]] if own else self.command
@@ -62,7 +62,7 @@ def end_with_parent() -> None:
 
 
 class RunningProcess:
-    """A process that was started."""
+    """A started process."""
 
     def __init__(self, process: PlacedProcess, log: Path) -> None:
         self.process, self.log = process, log
@@ -97,7 +97,7 @@ class RunningProcess:
         return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
 
     def stop(self, seconds: float) -> None:
-        """End the process, politely at first, and whatever it started."""
+        """Stop the process and its children: first with a signal, then by force."""
         if self.exit_code is None:
             self.handle.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -109,7 +109,7 @@ class RunningProcess:
 
 @contextmanager
 def started(processes: Sequence[PlacedProcess], logs: Path, *, stop_seconds: float) -> Iterator[list[RunningProcess]]:
-    """Start processes in order; at the end all are ended, the last one first."""
+    """Start processes in order; at the end, stop all of them in reverse order."""
     logs.mkdir(parents=True, exist_ok=True)
     running: list[RunningProcess] = []
     try:
@@ -122,7 +122,7 @@ def started(processes: Sequence[PlacedProcess], logs: Path, *, stop_seconds: flo
 
 
 def wait_until_ready(running: Sequence[RunningProcess], seconds: float) -> None:
-    """Wait until every process with a health address answers there.  Raises RunError with what failed first."""
+    """Wait until every process with a health address answers.  Raises RunError for the first failure."""
     waiting, until = [each for each in running if each.process.health], time.monotonic() + seconds
     while waiting:
         if gone := next((each for each in running if each.exit_code is not None), None):
@@ -134,15 +134,15 @@ def wait_until_ready(running: Sequence[RunningProcess], seconds: float) -> None:
 
 
 def require_free_addresses(processes: Sequence[PlacedProcess]) -> None:
-    """Refuse addresses where something answers already: it would be taken for one of the processes."""
+    """Reject addresses where something already answers: it would be mistaken for one of the processes."""
     for each in processes:
         if each.health and is_healthy(each.health):
-            rule = "End it, or change the port in `placement`"
-            raise UserError(f"{each.name}: something answers {each.health} already.  {rule}.")
+            rule = "Stop it, or change the port in `placement`"
+            raise UserError(f"{each.name}: something already answers at {each.health}.  {rule}.")
 
 
 def is_of_this_machine(host: str) -> bool:
-    """Whether a process of this machine can listen at an address of a host; False for an unknown name."""
+    """Whether a process on this machine can listen on a host's address; False for an unknown name."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -155,7 +155,7 @@ def is_of_this_machine(host: str) -> bool:
 
 
 def is_healthy(address: str) -> bool:
-    """Whether a server answers 200 there, asked without a proxy."""
+    """Whether a server answers 200 at this address, without a proxy."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(address, timeout=ANSWER_SECONDS) as answer:
@@ -165,10 +165,10 @@ def is_healthy(address: str) -> bool:
 
 
 def show_until_end(trainer: RunningProcess, servers: Sequence[RunningProcess]) -> int:
-    """Print what the trainer says until it ends; returns its exit code.
+    """Print the trainer's output until it ends; returns its exit code.
 
-    Raises RunError if it failed.  The message names the first server that ended before, if one did: the trainer can go
-    on without some of its servers, and says so.
+    Raises RunError if it failed.  The message names the first server that stopped before, if any: the trainer can
+    continue without some of its servers, and reports it.
     """
     lost: list[RunningProcess] = []
     with open(trainer.log, encoding="utf-8", errors="replace", newline="") as said:

@@ -1,7 +1,8 @@
 """`posttrain launch --by ray`: the same commands, as child processes of actors that Ray places.
 
-An actor holds nothing but its child.  Ray starts nine processes and takes 1.2 GB with one actor.  It starts a dashboard
-in spite of `include_dashboard=False`, and writes a token file into the home folder unless RAY_AUTH_MODE is `disabled`.
+An actor only holds its child process.  With one actor, Ray starts nine processes and uses 1.2 GB.  It starts a
+dashboard despite `include_dashboard=False`, and writes a token file to the home folder unless RAY_AUTH_MODE is
+`disabled`.
 """
 
 import os
@@ -15,13 +16,13 @@ from posttrain.errors import RunError, UserError
 
 INSTALL = "--by ray: Ray is not installed.  Run: pip install 'posttrain[ray]'"
 CPUS = 0.01
-"""Processors that Ray reserves for each process: next to none, so that all have a place on a small machine."""
+"""CPUs that Ray reserves for each process: almost none, so that all fit on a small machine."""
 PLACE_SECONDS = 60
-"""Most seconds until Ray has found a place for them."""
+"""Timeout in seconds for Ray to place the processes."""
 
 
 class ActorProcess(RunningProcess):
-    """A process that an actor started, seen from here."""
+    """A process that an actor started, as seen from this process."""
 
     def __init__(self, process: PlacedProcess, log: Path, actor: Any) -> None:
         import ray
@@ -98,7 +99,7 @@ def started_by_ray(
         remove_placement_group(group)
         needed = CPUS * len(processes)
         fault = f"no place for {len(processes)} processes ({needed:g} CPUs) in {PLACE_SECONDS} seconds"
-        raise RunError(f"--by ray: {fault}.  Free some, or use --by processes.")
+        raise RunError(f"--by ray: {fault}.  Free some CPUs, or use --by processes.")
     actor = ray.remote(num_cpus=CPUS, max_restarts=0)(Holder)
     running: list[RunningProcess] = []
     try:
