@@ -52,7 +52,8 @@ class LaunchSwitches(TrustSwitch):
 PROGRAM = CommandSpec(
     name="posttrain launch [RECIPE.yaml ...]",
     description="Start the processes of a recipe's `placement` on this machine: sampling servers, the environment's"
-    " server and `posttrain rl`, each with a log file.  It waits for the servers to be ready, and stops them with the run.",
+    " server and `posttrain rl`, each with a log file.  It waits until all servers are ready, and stops them with the"
+    " run.",
     switches=LaunchSwitches(),
 )
 
