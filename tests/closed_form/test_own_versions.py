@@ -40,7 +40,7 @@ VERSIONS = {
             "    rows = rewards.view(-1, group_size)\n"
             "    return ((rows - rows.mean(1, keepdim=True)) / rows.std(1, keepdim=True)).view(-1)\n"
         ),
-        ("in deviations of the population", "result[0] = 0.707107, expected 1"),
+        ("in population deviations", "result[0] = 0.707107, expected 1"),
     ),
     # The reference is the policy: no KL.
     "grpo_sequence_loss": (

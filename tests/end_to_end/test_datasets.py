@@ -256,7 +256,7 @@ def test_a_bad_row_is_told_with_its_place_or_left_out_and_counted(tmp_path: Path
         ("prompt,answer\na,1\nb,2,3\n", "rows.csv:3: 3 cells for 2 columns (prompt, answer)"),
         (b"prompt,answer\na,1\nb,\xe9\n", "rows.csv:3: not UTF-8; save the file as UTF-8"),
         ('prompt,answer\na,1\n"b,2\n', "rows.csv:3: cannot be read as csv: unexpected end of data"),
-        ("prompt,prompt\na,1\n", "two columns of one name: prompt, prompt"),
+        ("prompt,prompt\na,1\n", "two columns are named alike: prompt, prompt"),
     ],
 )
 def test_a_table_that_is_not_one_is_told_with_its_line(tmp_path: Path, text: str | bytes, says: str) -> None:
@@ -270,7 +270,7 @@ def test_of_too_many_bad_rows_the_first_are_listed() -> None:
     with pytest.raises(UserError) as caught:
         task(rows, skip_bad_rows=6)
     said = str(caught.value).splitlines()
-    assert said[0] == "at least 7 rows cannot be used; task.skip_bad_rows = 6. Mend them or allow more. The first:"
+    assert said[0] == "at least 7 rows cannot be used; task.skip_bad_rows = 6. Correct them or allow more. The first:"
     assert said[1] == "  rows:2: the column `prompt` is empty; fill it or drop the row"
     assert said[-1] == "  and 2 more"
     assert len(task(rows, skip_bad_rows=9).training_rows) == 1

@@ -27,7 +27,7 @@ from posttrain.records import Grades, Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resample(Bounded):
-    """Dynamic sampling: groups whose rewards, before any shaping, are all equal make room for other prompts' groups."""
+    """Dynamic sampling: other prompts' groups replace those whose rewards, before any shaping, are all equal."""
 
     max_rounds: PositiveInt = 3
     """Extra sampling rounds per step at most; uninformative groups of the last round stay.  For none write
@@ -56,12 +56,12 @@ class Algorithm:
     informative: Callable[[Grades], Tensor] = sums_differ
     """Which groups dynamic sampling keeps."""
     masks_truncated: bool = False
-    """Whether completions that ran into the length limit carry no loss; their rewards count in their group."""
+    """Whether completions that reached the length limit carry no loss; their rewards still count in their group."""
     counts_unscored: bool = False
     """Whether completions that no reward function scored count, with an advantage of 0: in divisors, and in a KL."""
     credits_turns: bool = False
-    """Whether the credit rule gives a token what was earned from it on: what replies of an environment earn is then a
-    reward of the token that ends the turn, and else of the whole completion."""
+    """Whether the credit rule credits a token with what is earned from it on.  If so, rewards of an environment's
+    replies belong to the token that ends the turn, else to the whole completion."""
     least_group_size: int = 2
     """Smallest group: 2 where completions of a prompt are compared with each other."""
     critic: CriticOptions | None = None
@@ -100,7 +100,7 @@ class Algorithm:
             raise UserError(f"{owner}: it needs a teacher, and teacher = None; give a TeacherOptions.")
 
     def credited(self, evidence: Evidence, groups: Sequence[Group]) -> Credit:
-        """The credit for the tokens of these groups.  Raises RunError if the rule fails or its result is unsound."""
+        """The credit for the tokens of these groups.  Raises RunError if the rule fails or its result is invalid."""
         where = f"algorithm {self.name}: its credit rule"
         rule = f"{where} {getattr(self.credit, '__qualname__', type(self.credit).__name__)}"
         try:

@@ -1,8 +1,8 @@
 """Importance weights for samples of another policy than the one that a step starts from: older weights, another engine.
 
 With π_prox the policy at the start of the step, μ the one that sampled and w a bounded estimate of π_prox/μ, a token's
-loss is w L, and the ratio in L is π/π_prox.  What an update does to the policy and what is wrong with its samples are
-then two numbers: the first is clipped by the surrogate, the second truncated or masked here.
+loss is w L, and the ratio in L is π/π_prox.  The change by the update and the error of the samples are then two
+numbers: the surrogate clips the first, and the second is truncated or masked here.
 """
 
 import math

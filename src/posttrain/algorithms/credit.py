@@ -141,7 +141,8 @@ def per_function(
 
 
 CreditLevel = Literal["completion", "reward_to_go", "steps"]
-"""A token is credited with: all that its completion earned, what is earned from it on, or the steps from it on."""
+"""What a token is credited with: everything its completion earned, what is earned from it on, or the steps from it
+on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

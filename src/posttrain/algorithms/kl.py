@@ -9,9 +9,9 @@ With x = log π(y) - log ref(y) for a token y sampled from π, given its prefix:
     full           KL(π‖ref), no variance      ∇KL(π‖ref)                     not offered; models/logprobs.py has it
 
 "In the loss" differentiates the formula at the sampled token; "in the reward" multiplies its value by ∇log π(y).
-So k1 belongs in the reward (in the loss it is noise around zero), k2 and full in the loss; k3 in the loss, GRPO's
-choice, pulls along the *other* direction of the divergence, the same to first order near the reference; k2 and k3
-in the reward have next to no force there.  tests/laws/test_kl.py enumerates every entry of the table.
+So k1 belongs in the reward (in the loss it is noise around zero), k2 and full in the loss.  k3 in the loss, GRPO's
+choice, pulls along the *other* direction of the divergence, the same to first order near the reference.  k2 and k3 in
+the reward have almost no effect there.  tests/laws/test_kl.py enumerates every entry of the table.
 
 Two limits hold for all of them in the loss.  The gradient is that of the divergence at each visited prefix: how
 earlier tokens change which prefixes are visited is left out (k1 in the reward includes it).  And samples count as

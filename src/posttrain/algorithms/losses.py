@@ -31,7 +31,7 @@ class ClipRange(Bounded):
     high: NonNegative
     """0 allows no increase; infinity means no upper bound."""
     dual: float = math.inf
-    """Largest ρ of a token with a negative advantage, which neither bound holds back; infinity means none."""
+    """Largest ρ of a token with a negative advantage, which neither bound limits; infinity means no limit."""
 
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
@@ -96,7 +96,7 @@ def clipped_surrogate(
 
     Schulman et al. 2017, arXiv:1707.06347; unequal bounds are DAPO's clip-higher, arXiv:2503.14476; a sequence level
     makes it GSPO, arXiv:2507.18071.  No gradient once ρ has left the range in the direction that A favours.  Against
-    that direction nothing bounds ρ but `dual`: with A < 0 and ρ → ∞ the loss grows without limit, or up to -dual · A
+    that direction only `dual` bounds ρ: with A < 0 and ρ → ∞ the loss grows without limit, or up to -dual · A
     (dual-clip PPO, Ye et al. 2020, arXiv:1912.09729; TRL's delta), with no gradient from there on.
     """
     # The minimum is ρ from above for A ≥ 0 and ρ from below for A < 0.  Bounding log ρ rather than comparing the two
@@ -135,7 +135,7 @@ def clipped_tokens(
     """Tokens whose ratio has left the range in the direction that their advantage favours.
 
     Under `clipped_surrogate` these have no gradient.  Where A > 0 the upper bound was passed, where A < 0 the lower;
-    what `dual` holds back is not counted.
+    tokens that `dual` bounds are not counted.
     """
     above, below = log_ratio > clip.log_highest, log_ratio < clip.log_lowest
     return (above & (advantages > 0)) | (below & (advantages < 0))

@@ -48,7 +48,7 @@ class GaeOptions(Bounded):
     """α: λ of the policy is 1 - 1/(α · length) for each completion, so that long ones see their ends (VAPO, Yue et al.
     2025, arXiv:2504.05118, has .05).  Null: `lambda_policy` for all."""
     truncated: Literal["terminal", "bootstrap"] = "terminal"
-    """What comes after a completion that was cut off at its limit: nothing, or what the critic expected there."""
+    """The value after a completion that was cut off at its limit: 0, or the critic's."""
 
     rules = (Unused("length_adaptive", {"estimator": "gae"}),)
 
@@ -62,7 +62,7 @@ class ValuedTokens:
     rollout: Int64[Tensor, " token"]
     """Which completion each token belongs to: 0, 0, ..., 1, 1, ..."""
     final_values: Float[Tensor, " rollout"]
-    """What was expected after the last token; 0 where the completion ended there."""
+    """The expected value after the last token; 0 where the completion ended there."""
 
     @property
     def is_last(self) -> Bool[Tensor, " token"]:
@@ -76,7 +76,7 @@ class ValuedTokens:
 
 
 def one_step_advantages(tokens: ValuedTokens, *, gamma: float = 1.0) -> Float[Tensor, " token"]:
-    """What the next value says a token was worth, above what was expected before it.
+    """A token's reward and the next value, above the value before it.
 
         A_t = Q_t - V_t,   Q_t = r_t + γ V_{t+1};   for the last token Q = r
 
@@ -105,7 +105,7 @@ def generalised_advantages(
 def value_targets(
     tokens: ValuedTokens, *, gamma: float = 1.0, lam: float | Float[Tensor, " rollout"] = 1.0
 ) -> Float[Tensor, " token"]:
-    """TD(λ) returns: what should have been expected before each token.
+    """TD(λ) returns: the value targets before each token.
 
         R_t = A_t + V_t        of advantages as they come, never of whitened ones
 

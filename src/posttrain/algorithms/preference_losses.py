@@ -57,7 +57,7 @@ def sigmoid(gaps: Float[Tensor, " pair"], *, beta: float) -> Float[Tensor, " pai
 
 
 def hinge(gaps: Float[Tensor, " pair"], *, beta: float) -> Float[Tensor, " pair"]:
-    """SLiC's rank loss on log-ratios: nothing is left to learn of a pair once its gap is 1/β.
+    """SLiC's rank loss on log-ratios: a pair has no gradient once its gap is 1/β.
 
         L = max(0, 1 - β h)        dL/dh = -β where β h < 1, else 0
 
@@ -67,7 +67,7 @@ def hinge(gaps: Float[Tensor, " pair"], *, beta: float) -> Float[Tensor, " pair"
 
 
 def ipo(gaps: Float[Tensor, " pair"], *, beta: float) -> Float[Tensor, " pair"]:
-    """IPO: the gap is to be 1/(2β), neither less nor more, so that even sure preferences keep the policy near.
+    """IPO: the target of the gap is exactly 1/(2β), so that even certain preferences keep the policy close.
 
         L = (h - 1/(2β))²        dL/dh = 2 (h - 1/(2β))
 
@@ -111,14 +111,14 @@ def unbiased(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairObjective:
-    """What an update on pairs minimises."""
+    """The loss of an update on pairs."""
 
     loss: LossOfGaps = sigmoid
     beta: float = 0.1
     """Implicit reward per nat; a larger one keeps the policy nearer to the reference."""
     label_smoothing: float = 0.0
     unbiased_smoothing: bool = False
-    """Whether ε takes the error of wrong labels out of the loss (`unbiased`) and does not put it in (`smoothed`)."""
+    """Whether ε removes the bias of wrong labels from the loss (`unbiased`), or smooths the labels (`smoothed`)."""
     length_normalized: bool = False
     """Whether log-probs are means per token."""
     nll_weight: float = 0.0
@@ -181,10 +181,10 @@ def bradley_terry(
 
 
 def centring(chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
-    """What scores are charged for not lying around 0, for each pair.
+    """The penalty of each pair for scores that are not centred at 0.
 
         (r_c + r_r)²      Eisenstein et al. 2023, arXiv:2312.09244, eq. 2
 
-    0 where the two scores are each other's opposite; it says nothing of their difference.
+    0 if the two scores are opposite; their difference does not matter.
     """
     return (chosen + rejected).square()

@@ -66,7 +66,7 @@ class LossTerm:
     needs: frozenset[Need] = frozenset()
     """The columns that `per_token` reads; their names as text work too."""
     vanishes_without_advantage: bool = False
-    """Whether it has no gradient on completions whose advantages are 0, which are then left out of the update."""
+    """Whether it has no gradient on completions whose advantages are 0; the update then skips them."""
     clipped: Callable[[TokenView], Bool[Tensor, " token"]] | None = None
     """Tokens on which clipping acts, for metrics; None if nothing is clipped."""
     clips_completions: bool = False
@@ -219,11 +219,11 @@ class ValueLossOptions(Bounded):
     """How the value head is fitted to the returns."""
 
     coefficient: PositiveFloat = 1.0
-    """Of ½ (V - R)²; 1 is the weight .5 of the squared error that courses have.  AdamW does not see the scale of a
-    gradient, so this matters only to a shared trunk and to the head's clipping."""
+    """Of ½ (V - R)²; 1 is the weight .5 of the squared error that courses have.  AdamW ignores the scale of a gradient,
+    so this only matters for a shared trunk and the head's clipping."""
     clip: Annotated[float, Gt(0)] | None = None
-    """How far a value may move in a step, in deviations of the step's returns; null lets it.  Libraries have .2, in
-    units of reward."""
+    """How far a value may move in a step, in deviations of the step's returns; null means no limit.  Libraries use .2,
+    in units of reward."""
 
 
 DEFAULT_VALUE_LOSS = ValueLossOptions()
@@ -240,7 +240,7 @@ def value_loss(
 
         L = ½ max((V - R)², (V_c - R)²),   V_c = V' + clip(V - V', -reach, reach)        V': the value at collection
 
-    The maximum has no gradient where V is beyond the reach and nearer to R than V_c is: it has gone far enough.
+    The maximum has no gradient where V is beyond the reach and closer to R than V_c: it has moved far enough.
     Schulman et al. 2017's code; Huang et al. 2022 ("The 37 implementation details of PPO") and Engstrom et al. 2020,
     arXiv:2005.12729, find no use in it, so that without a reach the loss is ½ (V - R)².
     """

@@ -291,7 +291,7 @@ def sampled_fault(sampled: Sampled, engine: Engine, oldest: int | None = None) -
     if sampled.finish.has_stop_token != (sampled.tokens[-1] in engine.stop_ids):
         return f"finish = {sampled.finish}, and the last token is {sampled.tokens[-1]}, stop_ids = {engine.stop_ids}"
     if sampled.ended_by_text and sampled.finish.has_stop_token:
-        return f"ended_by_text with finish = {sampled.finish}.  What a stop text ends has finish = length"
+        return f"ended_by_text with finish = {sampled.finish}.  A completion that a stop text ends has finish = length"
     for kind, numbers in (("logprobs", logprobs), ("cut_logprobs", logprobs if cut is None else cut)):
         if len(numbers) != num_tokens:
             return f"{num_tokens} tokens and {len(numbers)} {kind}.  There is one for each token, the stop token too"

@@ -88,7 +88,7 @@ class InProcessEngine:
 
 
 class InProcessSampling(Sampling):
-    """Decides which completions are decoded when: as many rows at a time as there is room for, in the order of `put`.
+    """Decides which completions are decoded when: as many rows at once as fit, in the order of `put`.
 
     Kept rows count as rows in use.  They are freed, the oldest first, once nothing else can be decoded.  On a CPU a
     freed cache is computed again in the steps that made it, so its bits do not depend on when rows are freed.

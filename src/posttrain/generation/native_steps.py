@@ -25,11 +25,11 @@ from posttrain.models.native.native_decoder import (
 from posttrain.models.policy import Policy
 
 MOST_STEPS = 16
-"""Tokens of a row in one call: between two calls rows end, others start, and signals are heard."""
+"""Tokens of a row in one call: between calls rows end, others start, and signals are handled."""
 CALL_SECONDS = 0.5
 """A call has fewer steps if they would take longer than about this."""
 FLOPS = 2e10
-"""Operations a second of one thread, a low guess."""
+"""Operations per second of one thread, a low estimate."""
 SLAB_PAGES = 64
 """Pages that are allocated at a time."""
 

@@ -45,7 +45,8 @@ PROBE = GroupRequest(
     key=StreamKey(seed=0, purpose="parity", step=0),
 )
 USUAL_TOKENS, BEYOND_TOKENS = 512, 64
-"""Of the longest sequence that is tried where nothing changes with the length, and beyond a length where it does."""
+"""Length of the longest tested sequence if nothing changes with the length, and margin beyond a length where it
+does."""
 
 
 def gap_limit(policy: Policy) -> float:

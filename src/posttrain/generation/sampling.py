@@ -13,10 +13,10 @@ from posttrain.errors import RunError
 from posttrain.options.rollout import SamplingParams
 
 SMALL_VOCAB = 2048
-"""Up to this many tokens one float64 cumulative sum is the quickest way on a CPU."""
+"""Up to this many tokens, one float64 cumulative sum is fastest on a CPU."""
 
 ENTRIES_AT_ONCE = 2**20
-"""Logits that a CPU handles at one time: few enough that what is made of them stays in its cache."""
+"""Logits that a CPU handles at a time: few enough that intermediate results stay in its cache."""
 
 BLOCKS_AT_ONCE = 64
 """Blocks whose float64 copy is held at one time while block sums are made."""
@@ -126,10 +126,10 @@ def first_exceeding(
 
 
 def keep(probabilities: Float[Tensor, "row vocab"], sampling: SamplingParams) -> Bool[Tensor, "row vocab"]:
-    """Which tokens the cuts leave: top-k, then top-p of what that left, then min-p.
+    """The tokens that remain after the cuts: top-k, then top-p of those, then min-p.
 
     top-p keeps a token while the tokens before it, likeliest first, hold less than top_p of the mass; the likeliest
-    token always stays.  Equal probabilities are taken in the order of token ids, as no sort promises.
+    token always stays.  Equal probabilities are taken in the order of token ids, which no sort guarantees.
     """
     kept = torch.ones_like(probabilities, dtype=torch.bool)
     if sampling.min_p > 0:

@@ -1,4 +1,4 @@
-"""What a task is: where prompts come from, what is held out, and what earns reward; and checks of what a task gives.
+"""What a task is: where prompts come from, what is held out, and what earns reward; and checks of a task's answers.
 
 A mistake in a user's own task is reported where the answer is used, by the name of its method.
 """
@@ -12,10 +12,10 @@ from posttrain.records import Group, Prompt
 from posttrain.rewards.grading.function import RewardFunction, reward_function
 
 DRAWS_PER_STEP = 2**20
-"""Room for draws within one step: draw d of step s is problem s · DRAWS_PER_STEP + d, whatever the step's size."""
+"""Most draws within one step: draw d of step s is problem s · DRAWS_PER_STEP + d, whatever the step's size."""
 
 FIRST_PROMPTS = 64
-"""Prompts among which the longest is looked for, unless a task knows better."""
+"""Prompts among which the longest is searched for, unless the task provides `longest_prompts`."""
 
 Messages = Sequence[Mapping[str, str]]
 """Chat turns, each with `role` and `content`."""
@@ -72,8 +72,8 @@ class Probe:
 class Task(Protocol):
     """Where prompts come from and what earns reward.
 
-    A class of your own inherits this one, for what it has a default for: `Class(renderer, *, seed, **options)` where a
-    recipe names it as `task: {path: FILE.py:CLASS}`, anything where it is handed over as an object.
+    Your own class inherits from this one to get its defaults.  In a recipe (`task: {path: FILE.py:CLASS}`) it is called
+    as `Class(renderer, *, seed, **options)`; an object from Python may have any constructor.
     """
 
     name: str

@@ -16,7 +16,7 @@ from posttrain.tasks.programs_task import ProgramsTask
 from posttrain.tasks.sentences_task import SentencesTask
 
 WITHOUT_DEFAULT = ("prompts", "held_out")
-"""What a class that inherits from Task still has to say."""
+"""What a class that inherits from Task must still define."""
 
 
 def load_task(

@@ -21,7 +21,7 @@ class AttentionKind:
     """How a layer turns scores into shares: softmax(mask(c · tanh(s · q·kᵀ / c))), or without c of mask(s · q·kᵀ)."""
 
     window: int | None = None
-    """A query sees this many tokens, itself the last; None means all before it."""
+    """A query sees this many tokens, including itself; None means all before it."""
     scale: float | None = None
     """s; None is 1/√width."""
     soft_cap: float | None = None
@@ -152,7 +152,7 @@ class PackedLayout:
     ) -> None:
         self.root_lengths, self.branch_lengths = list(root_lengths), list(branch_lengths)
         self.branch_root = list(branch_root)
-        assert all(self.root_lengths), "a root has a token at least"
+        assert all(self.root_lengths), "a root has at least one token"
         self.num_root_tokens = sum(self.root_lengths)
         self.num_tokens = self.num_root_tokens + sum(self.branch_lengths)
         self.root_starts = list(accumulate(self.root_lengths, initial=0))[:-1]

@@ -1,7 +1,7 @@
 """One forward pass for training and sampling: the families of `families` over packed tokens.
 
-It reads the weights of a Hugging Face model and owns none.  The caller provides attention, so trainer (packed, shared
-prompts) and sampler (cached keys and values) run the same arithmetic otherwise.
+It reads the weights of a Hugging Face model and owns no weights.  The caller provides attention, so trainer (packed,
+shared prompts) and sampler (cached keys and values) run the same arithmetic otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -18,8 +18,8 @@ futex set_robust_list set_tid_address rseq sched_yield getcpu gettid
 rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall exit exit_group
 getpid getppid getpgrp getuid geteuid getgid getegid sysinfo getrusage getrlimit getrandom
 """
-"""Memory; what is open already; time; threads and signals of its own; who it is.  `Filter` has those that depend on
-their arguments."""
+"""Memory, open files, time, its own threads and signals, its identity.  `Filter` has the calls that depend on their
+arguments."""
 
 ALLOWED = tuple(_ALLOWED.split())
 """No path, no socket, no process, no name of the machine: nothing that names something outside."""
@@ -145,7 +145,7 @@ Run = tuple[int, str]
 
 
 def runs(verdicts: dict[int, str], absent_from: int | None) -> list[Run]:
-    """All numbers, in runs of the same verdict; what is not named is refused."""
+    """All numbers, in runs of the same verdict; calls that are not listed are refused."""
     last = max(verdicts) + 1
     named = [(number, verdicts.get(number, "refuse")) for number in range(last + 1)]
     if absent_from is not None:
@@ -228,18 +228,18 @@ def conditions() -> dict[str, list[Step]]:
 
 
 def low(argument: int) -> int:
-    """Where the low half of an argument lies."""
+    """Where the low half of an argument is."""
     return 16 + 8 * argument
 
 
 def one_of(argument: int, values: Sequence[int], error: int = errno.EPERM) -> list[Step]:
-    """Allow where an argument, as a 32-bit number, is one of these."""
+    """Allow an argument that, as a 32-bit number, is one of these."""
     compare = [(JUMP_EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
     return [(LOAD, 0, 0, low(argument)), *compare, (RETURN, 0, 0, REFUSE | error), (RETURN, 0, 0, ALLOW)]
 
 
 def passing_without(argument: int, bits: int) -> list[Step]:
-    """Go on where an argument has none of these bits, else refuse."""
+    """Continue if an argument has none of these bits, else refuse."""
     return [(LOAD, 0, 0, low(argument)), (JUMP_BITS, 0, 1, bits), (RETURN, 0, 0, REFUSE | errno.EPERM)]
 
 
@@ -251,14 +251,14 @@ OWN_CLOCKS = [
     (RETURN, 0, 0, REFUSE | errno.EPERM),
     (RETURN, 0, 0, ALLOW),
 ]
-"""Allow the clocks of the machine and of the process itself: another's tell of it, and whether there is one."""
+"""Allow the clocks of the machine and of the process itself: another's clock shows whether that process exists."""
 
 
 def passing_if_zero(offset: int) -> list[Step]:
-    """Go on where four bytes are zero, else refuse."""
+    """Continue if four bytes are zero, else refuse."""
     return [(LOAD, 0, 0, offset), (JUMP_EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE | errno.EPERM)]
 
 
 def null_pointer(argument: int) -> list[Step]:
-    """Allow where an argument is a null pointer."""
+    """Allow an argument that is a null pointer."""
     return [*passing_if_zero(low(argument)), *passing_if_zero(low(argument) + 4), (RETURN, 0, 0, ALLOW)]

@@ -44,7 +44,7 @@ class ChannelClosed(Exception):
 
 
 class Descriptor:
-    """A stream that is open already, without what a socket object brings along."""
+    """A stream that is already open, without the cost of a socket object."""
 
     def __init__(self, number: int) -> None:
         self.number = number

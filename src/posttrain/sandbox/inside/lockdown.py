@@ -1,4 +1,4 @@
-"""Sealing a process for good: after `seal` neither it nor its children can undo it.
+"""Seals a process: after `seal`, neither it nor its children can undo it.
 
 Independent layers.  Resource limits bound its use of the machine.  Root is given up, and no privilege can be gained.
 Landlock, where the kernel has it, takes the file system and TCP away.  A seccomp filter leaves computation and the open
@@ -48,20 +48,20 @@ DESCRIPTORS = 64
 
 
 class Seal:
-    """What can be made before a process is forked: the filter and the Landlock ruleset's parameters."""
+    """Prepared before a process is forked: the filter and the Landlock ruleset's parameters."""
 
     def __init__(self, *, sealed: bool) -> None:
         self.sealed = sealed
         self.filter = Filter(platform.machine())
         self.landlock: int = max(0, libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
-        """Version of the kernel's Landlock interface; 0 where it has none."""
+        """Version of the kernel's Landlock interface; 0 if it has none."""
         self.parent = os.getpid()
         with open("/proc/self/statm", encoding="ascii") as file:
             self.own_bytes = int(file.read().split()[0]) * resource.getpagesize()
         self.hardest = {kind: resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_CPU, resource.RLIMIT_AS)}
 
     def confine(self, uid: int | None) -> None:
-        """Put on this process, the server, what all of its children are to have.
+        """Put on this process, the server, the layers that all of its children share.
 
         Raises OSError if a layer cannot be put on; Landlock may be missing altogether.
         """
@@ -72,7 +72,7 @@ class Seal:
                 resource.setrlimit(kind, (0, 0))
             except (OSError, ValueError):  # refused inside some virtual machines; nothing that is left open needs them
                 continue
-        if not self.sealed:  # somebody has asked for no sandbox: limits and nothing else
+        if not self.sealed:  # the user asked for no sandbox: only limits
             return
         if uid is not None:
             os.setgroups([])
@@ -88,7 +88,7 @@ class Seal:
         return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
     def seal(self, cpu_seconds: int, memory_bytes: int) -> None:
-        """Seal this process, a child of the confined server, so that it may use that much and compute.
+        """Seal this process, a child of the confined server: it may only compute, within these limits.
 
         `cpu_seconds` are whole ones, after which the kernel ends it; the pool ends it sooner and more exactly.
         `memory_bytes` is address space beyond what the interpreter has when it is forked.

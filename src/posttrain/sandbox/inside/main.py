@@ -5,8 +5,8 @@
 It is started fresh, never forked from a trainer, with an empty environment and one descriptor, a SEQPACKET socket.
 What to load comes as JSON and is answered by {"ready": ...}.  Then come jobs, each with four descriptors (standard
 input, output, error, channel), and orders to kill one; each job is answered at its start and its end (frames.py).
-When the socket closes the server ends, and its children with it.  It runs one thread, so that a fork copies no lock
-that somebody holds.
+When the socket closes the server ends, and its children with it.  It runs one thread, so a fork never copies a held
+lock.
 """
 
 import atexit
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class OwnText(importlib.machinery.SourceFileLoader):
-    """A module of ours under its name only, so that no program learns its path."""
+    """Our module under its name only, so that no program learns its path."""
 
     def __init__(self, name: str, text: bytes) -> None:
         super().__init__(name, f"<{name}>")
@@ -78,7 +78,7 @@ NOT_SEALED = 97
 
 
 class ForkServer:
-    """Children by job, and the jobs that are to start."""
+    """Children by job, and the jobs to start."""
 
     def __init__(self, control: socket.socket, seal: Seal) -> None:
         self.control, self.seal = control, seal
@@ -145,7 +145,7 @@ class ForkServer:
             os._exit(status)  # without unwinding anything of the server's
 
     def reap(self) -> None:
-        """Tell of every child that has ended."""
+        """Report every child that has ended."""
         while self.jobs:
             pid, status, usage = os.wait4(-1, os.WNOHANG)
             if pid == 0:

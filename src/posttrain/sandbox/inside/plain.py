@@ -27,7 +27,7 @@ MAX_SAME_HASH = 64
 
 
 class NotPlainError(Exception):
-    """A value that may not cross; the text says why."""
+    """A value that must not cross; the text says why."""
 
 
 def dump(value: object) -> bytes:
@@ -37,7 +37,7 @@ def dump(value: object) -> bytes:
 
 
 def load(payload: bytes) -> object:
-    """The value that bytes hold; NotPlainError where they hold none."""
+    """The value in some bytes.  Raises NotPlainError if they hold none."""
     try:
         written = json.loads(payload.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
@@ -90,7 +90,7 @@ def imported_class(module: str, name: str) -> object:
 
 
 def base_value(value: "Any", kind: type) -> object:
-    """What a value is below its own class, or NotPlainError; nothing that the class defines is called."""
+    """A value as its base class, or NotPlainError; nothing that its own class defines is called."""
     for base, write in BASES.items():
         if issubclass(kind, base):
             return write(value)
@@ -156,7 +156,7 @@ class _Reader(_Counter):
 
 
 def spread(keys: "list[Any]") -> "list[Any]":
-    """The keys, where no great number of them share a hash: looking such up takes time that grows with its square."""
+    """The keys, if few of them share a hash: the time to look up equal hashes grows with their square."""
     seen: dict[int, int] = {}
     for key in keys:
         value = hash(key)

@@ -2,7 +2,7 @@
 
     python -c THIS_TEXT   (posttrain.sandbox.elsewhere writes the last line, which calls `replay_job`)
 
-Standard input and output are the program's own, but for one that answers calls or runs tests: there standard output
+Standard input and output are the program's own, except for one that answers calls or runs tests: its standard output
 carries its messages, a line of base64 for each that no earlier run delivered, and its prints go to standard error.  The
 first line of standard error, under a mark that programs cannot guess, says that the limits hold; the second that the
 source compiled.
@@ -42,14 +42,14 @@ class Channel:
         self.compiled = False
 
     def recv(self, count: int) -> bytes:
-        """The next bytes; where nothing more was recorded the run is over."""
+        """The next bytes; if nothing more was recorded, the run is over."""
         if not self.incoming:
             leave(0)
         part, self.incoming = self.incoming[:count], self.incoming[count:]
         return part
 
     def sendall(self, frame: bytes) -> None:
-        """Pass a message on; the first is the sandbox's own word on compiling."""
+        """Pass a message on; the first is the sandbox's report on compiling."""
         payload = frame[4:]
         if not self.compiled:
             if payload == b'["compiled"]':

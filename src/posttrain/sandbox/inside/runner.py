@@ -1,4 +1,4 @@
-"""What a sealed process does: run a program, answer calls to its functions, or run tests against another process."""
+"""The work of a sealed process: run a program, answer calls to its functions, or run tests against another process."""
 
 import _sitebuiltins
 import _thread
@@ -16,7 +16,7 @@ import frames
 import plain
 
 SEED: "int | None" = None
-"""Numbers that a program draws, where it is run again and has to draw the same; else they are its own."""
+"""Seeds a program's random numbers if it is run again and has to draw the same ones."""
 thread_count = vars(_thread)["_count"]
 exit_functions = vars(atexit)["_ncallbacks"]
 
@@ -56,8 +56,8 @@ def be_like_a_script() -> None:
 def run_kind(kind: str, channel: "frames.Channel") -> int:
     """Do what the job is, with the source that the channel sends first; returns the exit status.
 
-    The first message is how compiling went.  The program cannot forge it, as none of the source has run by then, and
-    it also means that the process is sealed.
+    The first message reports on compiling.  The program cannot forge it, as none of the source has run by then.  It
+    also means that the process is sealed.
     """
     source = frames.receive(channel).decode("utf-8", "surrogatepass")
     if "random" in source and (SEED is not None or "random" in sys.modules):
@@ -106,7 +106,7 @@ def calls(compiled: types.CodeType, channel: "frames.Channel") -> int:
 
 
 def defined(compiled: types.CodeType, module: types.ModuleType) -> None:
-    """Have a program define its functions; one that then leaves with success has come to its end like any other."""
+    """Let a program define its functions; if it then exits with success, that is a normal end."""
     try:
         execute(compiled, module)
     except SystemExit as ending:
@@ -133,7 +133,7 @@ def call_answer(action: Callable[[], object]) -> list[object]:
     except plain.NotPlainError as error:
         return ["not_plain", "", str(error)[:MAX_MESSAGE]]
     except BaseException as error:  # noqa: BLE001  # a program may raise anything: the caller gets its name
-        # Of the built-in exception that it is or derives from: the tests may expect that.
+        # The built-in exception that it is or derives from: the tests may expect that.
         names = (each.__name__ for each in type(error).__mro__ if vars(builtins).get(each.__name__) is each)
         return ["error", next(names), str(error)[:MAX_MESSAGE]]
 
@@ -143,7 +143,7 @@ def send_answer(channel: "frames.Channel", said: list[object]) -> None:
 
 
 def tests(source: str, channel: "frames.Channel") -> int:
-    """Tests, in a process of their own, of functions that live in another: what they see of those is plain data.
+    """Tests, in their own process, of functions in another process: they only see plain data.
 
     `source` is JSON: {"entry": names of functions, "setup": source, "tests": sources}.  Every test's result is sent.
     """

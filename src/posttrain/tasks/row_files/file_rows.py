@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 from posttrain.errors import RunError, UserError
 
 Found = Iterator[tuple[int, object]]
-"""Line number, and a row or the UserError that says why there is none."""
+"""Line number, and a row or the UserError that says what is wrong with it."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """How JSON writes half of a character; nothing else in a file of UTF-8 can be one."""
@@ -31,7 +31,7 @@ LONGEST_INTEGER = 14_000
 TOO_DEEP = f"its values are nested more than {DEEPEST} deep; leave out what no reward reads"
 LONG_INTEGER = "an integer in it has more than 4,200 digits; write it as text"
 DELIMITERS = (",", ";", "\t", "|")
-"""The delimiters to try; of those with equally many columns the first wins."""
+"""The delimiters to try; among those with equally many columns the first wins."""
 
 
 def file_content(file: Path) -> bytes:
@@ -114,7 +114,7 @@ def checked_value(value: object) -> object:
                 part.encode()
             except UnicodeEncodeError as error:
                 half = part[max(0, error.start - 20) : error.start + 20]
-                return UserError(f"{half!a} holds half a character (a lone surrogate); mend the text or drop the row")
+                return UserError(f"{half!a} holds half a character (a lone surrogate); correct it or drop the row")
         elif isinstance(part, int):
             if part.bit_length() > LONGEST_INTEGER:
                 return UserError(LONG_INTEGER)
@@ -138,7 +138,7 @@ def csv_rows(file: Path, delimiter: str) -> Found:
     try:
         header = next(reader, [])
         if not header or len(set(header)) < len(header):
-            fault = f"two columns of one name: {', '.join(header)}" if header else "the first line names no columns"
+            fault = f"two columns are named alike: {', '.join(header)}" if header else "the first line names no columns"
             raise UserError(f"{file}: cannot be read as csv: {fault}")
         number = reader.line_num + 1
         for cells in reader:
@@ -229,8 +229,8 @@ def saved_rows(folder: Path, split: str) -> Sequence[object]:
 
 
 def hub_rows(path: str, *, subset: str, split: str, revision: str) -> Sequence[object]:
-    """The rows of a data set on the hub.  Raises UserError with the remedy where it cannot be had, within seconds."""
-    remedy = f"Where there is a network, `hf download` gets the files of {path} (type dataset); then name those."
+    """The rows of a data set on the hub.  Raises UserError with the remedy within seconds if it cannot be loaded."""
+    remedy = f"On a machine with a network, `hf download` gets the files of {path} (type dataset); then name those."
     if find_spec("datasets") is None:
         raise UserError(f"{path}: no such file or folder. For the hub: `pip install posttrain[data]`. {remedy}")
     commit = hub_commit(path, revision)
@@ -249,7 +249,7 @@ def hub_rows(path: str, *, subset: str, split: str, revision: str) -> Sequence[o
 
 
 def hub_commit(path: str, revision: str) -> str:
-    """The commit that a data set on the hub is at; empty where that cannot be learned within seconds."""
+    """The current commit of a data set on the hub; empty if it cannot be found within seconds."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 

@@ -1,8 +1,8 @@
 """Rows of a generator of reasoning-gym, made in a separate process: python -m posttrain.tasks.row_files.generator_rows.
 
-Some generators go through sets of texts, whose order is another in each process: there the seed of hashes is fixed, so
-that the same options make the same rows everywhere.  And what the library does to its process stays there.  It reads
-{"generator", "options", "seed", "size"} and writes a row a line, or {"error": ...}.
+Some generators iterate over sets of texts, whose order differs between processes.  So this process has a fixed hash
+seed, and the same options make the same rows everywhere.  It also isolates what the library does to its process.  It
+reads {"generator", "options", "seed", "size"} and writes a row a line, or {"error": ...}.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ from posttrain.sandbox.inside import plain
 from posttrain.schemas import did_you_mean
 
 ROOT = Path(__file__).parents[3]
-"""The folder that this package lies in, wherever the run was started from."""
+"""The folder of this package, wherever the run was started."""
 SHOWN = 12
-"""Names of generators or options that a message lists where none is near."""
+"""Names of generators or options that a message lists if none is similar."""
 
 
 def generated_rows(source: GeneratorOptions) -> list[dict[str, object]]:
@@ -70,7 +70,7 @@ def made_rows(request: str) -> tuple[dict[str, object], ...]:
 
 
 def generator_digest() -> str:
-    """The library's version, which decides a generator's rows with its options; "" where it is not installed."""
+    """The library's version, which together with the options decides a generator's rows; "" if it is not installed."""
     try:
         return importlib.metadata.version("reasoning-gym")
     except importlib.metadata.PackageNotFoundError:

@@ -11,9 +11,9 @@
 
 
 A prompt or completion is text or a list of messages (posttrain.models.messages); an assistant's message with
-`tool_calls` needs no content.  Where one is text and the other messages, the text becomes a message: a prompt the
+`tool_calls` needs no content.  If one is text and the other messages, the text becomes a message: a prompt the
 user's, a completion the assistant's.  Alpaca rows are messages: the user's has the instruction and, below an empty
-line, the input.  Preferences take their prompt from `conversations` or `instruction` where there is no `prompt`.
+line, the input.  Preferences without `prompt` take it from `conversations` or `instruction`.
 
 **Implicit prompts.**  Of messages: the longest common prefix of `chosen` and `rejected`.  Of text: the longest common
 prefix without white space at its end that is followed by white space in both, which belongs to the completions; without
@@ -85,7 +85,7 @@ SYSTEM_AND_INPUT = ("input", "system", "history")
 
 
 def detected_format(rows: Sequence[DatasetRow], accepted: Sequence[RowFormat] = tuple(RowFormat)) -> RowFormat:
-    """The first of the accepted formats whose columns the first row has; every other row is of it too, or at fault."""
+    """The first of the accepted formats whose columns the first row has; every other row must have it too."""
     assert rows, "rows are read, and there are some, before their format is detected"
     columns = rows[0].columns
     for each in accepted:
@@ -127,7 +127,7 @@ def completion_row(row: DatasetRow) -> CompletionRow:
 
 
 def preference_row(row: DatasetRow) -> PreferenceRow:
-    """A row with two completions; the prompt they have in common is found where no column holds it."""
+    """A row with two completions; if no column holds their prompt, their common beginning is the prompt."""
     chosen, rejected = column_content(row, "chosen"), column_content(row, "rejected")
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise row_error(row, "`chosen` and `rejected` must both be text or both be messages")
@@ -196,11 +196,11 @@ FORMATS: Mapping[RowFormat, tuple[tuple[str, ...], tuple[str, ...], Callable[[Da
     RowFormat.SHAREGPT: (("conversations",), ("system",), sharegpt_row),
     RowFormat.ALPACA: (("instruction", "output"), SYSTEM_AND_INPUT, alpaca_row),
 }
-"""Of each format: the columns by which it is recognised, others that it reads, and what reads a row."""
+"""For each format: the columns by which it is recognised, others that it reads, and the function that reads a row."""
 
 
 def column_content(row: DatasetRow, name: str) -> Content:
-    """A column as text that is not empty, or as messages of which there are some."""
+    """A column as non-empty text, or as one or more messages."""
     value = row.columns.get(name)
     if (isinstance(value, Sequence) and len(value) == 0) or value is None:
         problem = f"the column `{name}` is empty" if name in row.columns else f"there is no column `{name}`"
@@ -223,7 +223,7 @@ def text_column(row: DatasetRow, name: str, *, required: bool = False) -> str:
 
 
 def tools_of(row: FormattedRow) -> Sequence[Mapping[str, object]]:
-    """The tools that a row's column `tools` describes to the chat template; none where it is empty or not there."""
+    """The tools that a row's column `tools` describes to the chat template; empty without the column."""
     tools = row.columns.get(TOOLS)
     if tools is None:
         return ()

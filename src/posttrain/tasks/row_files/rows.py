@@ -21,7 +21,7 @@ MEMORY = "rows"
 """The place of rows that come from Python."""
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 COMPRESSED = ".gz"
-"""Behind the suffix of a file of text that gzip has compressed."""
+"""Follows the suffix of a text file that gzip compressed."""
 MOST_NAMED = 5
 """Bad rows that a message lists."""
 
@@ -68,13 +68,13 @@ class BadRows:
             raise UserError(fault)
         if len(self.faults) > self.allowed:
             raise UserError(
-                f"at least {len(self.faults)} rows cannot be used; task.skip_bad_rows = {self.allowed}. Mend them or"
-                f" allow more. The first:{self.listed()}"
+                f"at least {len(self.faults)} rows cannot be used; task.skip_bad_rows = {self.allowed}. Correct"
+                f" them or allow more. The first:{self.listed()}"
             )
 
     @contextmanager
     def counting(self, where: str = "") -> Iterator[None]:
-        """Inside, a UserError is the fault of a bad row; `where` goes before its message."""
+        """Inside, a UserError marks a bad row; `where` goes before its message."""
         try:
             yield
         except UserError as error:
@@ -90,7 +90,7 @@ def numbered_rows(values: Iterable[object], source: str, bad: BadRows | None = N
 
 
 def checked_rows(found: Found, source: str, bad: BadRows) -> list[DatasetRow]:
-    """The rows among what was found, the others counted as bad ones."""
+    """The valid rows; the others are counted as bad."""
     rows: list[DatasetRow] = []
     for number, value in found:
         where = f"{source}:{number}"
@@ -223,7 +223,7 @@ def parsed_column(text: object, where: str) -> object:
 
 
 def require_column(rows: Sequence[DatasetRow], name: str) -> None:
-    """Refuse rows that lack a column or have it empty."""
+    """Reject rows in which a column is missing or empty."""
     for row in rows:
         if row.columns.get(name) in (None, "", []):
             near = did_you_mean(name, row.columns)
