@@ -11,11 +11,11 @@ from posttrain.errors import UserError
 
 KINDS = ("passed", "refused", "failed", "skipped")
 EXPLAINED = {
-    "test_compute_entropy": "looks at a method inside TRL's trainer; `top_entropy_quantile` is refused",
-    "test_training_vlm": "models that see are not trained here; no such model or data set is made for the test",
-    "test_training_with_mask_truncated_completions_all_masked": "relies on a vocabulary so large that no completion of"
-    " 8 tokens stops; the small model that stands in stops some, which are learned",
-    "test_warning_raised_all_rewards_none": "the warning is one of Python's `warnings`, not of TRL's logger",
+    "test_compute_entropy": "calls an internal method of TRL's trainer; `top_entropy_quantile` is refused",
+    "test_training_vlm": "vision models are not supported; the test gets no such model or data set",
+    "test_training_with_mask_truncated_completions_all_masked": "needs a vocabulary so large that no completion of"
+    " 8 tokens stops; our small model stops in some of them, and these are learned",
+    "test_warning_raised_all_rewards_none": "our warning uses Python's `warnings`, not TRL's logger",
 }
 """The beginning of a name -> why such a test fails and is left so."""
 
@@ -91,14 +91,15 @@ def page(outcomes: Outcomes, version: str) -> str:
         "# TRL's own tests",
         "",
         "`make trl-tests` runs TRL's tests of its GRPO trainer with `trl` replaced by `posttrain.trl`, and writes this",
-        "page. Names of the hub are small models and a data set of six rows, made on the spot under the same names;",
-        "nothing is downloaded but the tests, from the source archive of TRL 0.23.1, the last that was found to have",
-        "them. `make trl-tests TRL=FOLDER` takes a checkout of another version.",
+        "page. Models and the data set on the hub are replaced by small models and six rows, made locally under the same",
+        "names. Only the tests are downloaded, from the source archive of TRL 0.23.1, the last one found to contain",
+        "them. `make trl-tests TRL=FOLDER` uses a checkout of another version.",
         "",
         f"Of TRL {version}: **{counts}**.",
-        "*Refused* ended in a message of ours that names what is",
-        "not done here; *skipped* is what the suite itself leaves out (vLLM, and libraries that are not",
-        "installed). Each failure has its reason beside it.",
+        "",
+        "- *Refused*: the test ends in our message that names an unsupported option.",
+        "- *Failed*: the table gives the reason.",
+        "- *Skipped*: the suite itself skips the test (vLLM, and libraries that are not installed).",
         "",
         "| test | outcome | why |",
         "|---|---|---|",
