@@ -152,7 +152,8 @@ def test_the_program_of_the_page_on_preferences_collects(tmp_path: Path) -> None
 
 def test_the_columns_of_preferences_are_those_of_a_row() -> None:
     verdict = verdict_by_reward(written_pair(rewards=(1.0, 0.0)), 0.0, "solved")
-    rows = [row for row in PAGE["preferences"].partition("| column | meaning |")[2].partition("\n\n")[0].splitlines() if row]
+    table = PAGE["preferences"].partition("| column | meaning |")[2].partition("\n\n")[0]
+    rows = [row for row in table.splitlines() if row]
     assert [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])] == list(verdict.as_row())
 
 
