@@ -22,9 +22,9 @@ from tests.support.family_measures import (
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """# Families of models
 
-What posttrain does with a tiny random model of every `model_type` that transformers has a causal language model for, of
-some that wrap one, and of some variants. Each was saved as a folder and loaded as a recipe loads one. This page is
-written by the first of these, and the second prints some of its rows:
+This page shows how well posttrain works with each family of models. It covers every `model_type` for which transformers
+has a causal language model, some that wrap one, and some variants. Each was tested with a tiny random model, saved as a
+folder and loaded as a recipe loads one. The first command writes this page; the second prints some of its rows:
 
 ```console
 $ make families
@@ -33,31 +33,38 @@ $ .venv/bin/python -m tests.families olmo3 "llama, rope yarn"
 
 It was written on {versions}.
 
-The figures are the greatest differences, in nats, of any token's log-prob from those of the library's own model, which
-reads one row at a time by its written-out (`eager`) attention, without cache or padding: of the *sampler*, and of the
-*trainer*. Rows are of 2 to 43 tokens, sampled side by side at temperature 0.8; windows are of 8 tokens, the original
-context of `longrope` is of 16. Weights are uniform numbers and much sharper than those of trained models, so bfloat16
-errs more here than it does there; it is arithmetic over float32 weights, the library's as ours. Where experts are
-chosen, a rounding may choose another one, which is what figures of tenths in bfloat16 are. *Updates* says whether two
-optimiser steps on those rows, in several micro-batches, moved the weights to finite ones.
+**Sampler and trainer.** These columns show the largest difference of any token's log-prob, in nats, from the model in
+transformers. That model reads one row at a time with `eager` attention, without cache or padding.
 
-The last figures are of what a run saves: the greatest difference of any log-prob, in float32, between the policy and
-what is read from its folders. *Model* is `RUN/model`, and *merged* the same with an adapter in it, both loaded by
-transformers, which must find every weight and no other. *Adapter in peft* is `RUN/adapter` over the library's own
-model, whole, and *in posttrain* the same folder loaded by us.
+- Rows have 2 to 43 tokens, sampled together at temperature 0.8. Windows have 8 tokens, and the original context of
+  `longrope` is 16.
+- Weights are uniform random numbers and give much sharper distributions than trained models, so bfloat16 errors are larger
+  here. Both libraries use bfloat16 arithmetic with float32 weights.
+- In a mixture of experts, rounding may choose a different expert. This explains bfloat16 figures of some tenths.
 
-A new version of a family, a layer of one's own or a hook may take another way. What a model of yours gets is said by
-`posttrain doctor --model PATH` and at the start of every run, where sampler and trainer are held against each other.
+**Updates** says whether two optimiser steps on those rows, in several micro-batches, changed the weights and kept them
+finite.
+
+**Saved folders.** The last columns show the largest difference of any log-prob, in float32, between the policy and what
+is loaded from its folders. *Model* is `RUN/model`; *merged* is the same with an adapter merged into it. transformers loads
+both, and must find every weight and no others. *Adapter in peft* is `RUN/adapter` on the model of transformers, loaded by
+PEFT; *in posttrain* is the same folder loaded by posttrain.
+
+A new version of a family, a custom layer or a hook may use another of these ways. `posttrain doctor --model PATH`
+shows which way your model uses. Every run does too at its start, where it compares sampler and trainer.
 """
 SECTIONS = {
     FAST: ("The shared-prompt pass", "A prompt is computed once for its group, in sampling and in training."),
     CACHED: ("The model's own pass, with a cache", "One padded row for each completion; keys and values are kept."),
     RECOMPUTED: (
         "The model's own pass, without a cache",
-        "Right for every causal model, and slow: each token takes the whole row again.",
+        "Correct for every causal model, but slow: each token computes the whole row again.",
     ),
-    REFUSED: ("Refused", "In one message, before anything is trained; `FOLDER` stands for the model's."),
-    FAULT: ("Faults", "Tracebacks, to be mended."),
+    REFUSED: (
+        "Refused",
+        "Rejected with one message, before training starts; `FOLDER` stands for the model's folder.",
+    ),
+    FAULT: ("Faults", "Tracebacks, to be fixed."),
 }
 ROW = re.compile(r"\| `([^`]+)` \|(?:.*\|)? (.*) \|")
 
@@ -83,7 +90,7 @@ def page(rows: Mapping[str, Measured], versions: str) -> str:
             continue
         parts.append(f"## {heading}\n\n{meaning} {len(chosen)} rows.\n")
         parts.append(refusals(chosen) if route in (REFUSED, FAULT) else table(chosen))
-    parts.append("## Not tried\n\nNo tiny model is made of them.\n")
+    parts.append("## Not tried\n\nWe have no tiny model of these.\n")
     parts.append("\n".join(f"- `{label}`: {why}." for label, why in NOT_BUILT.items()) + "\n")
     return "\n".join(parts)
 
