@@ -38,17 +38,17 @@ transformers. That model reads one row at a time with `eager` attention, without
 
 - Rows have 2 to 43 tokens, sampled together at temperature 0.8. Windows have 8 tokens, and the original context of
   `longrope` is 16.
-- Weights are uniform random numbers and give much sharper distributions than trained models, so bfloat16 errors are larger
-  here. Both libraries use bfloat16 arithmetic with float32 weights.
+- Weights are uniform random numbers and give much sharper distributions than trained models, so bfloat16 errors are
+  larger here. Both libraries use bfloat16 arithmetic with float32 weights.
 - In a mixture of experts, rounding may choose a different expert. This explains bfloat16 figures of some tenths.
 
 **Updates** says whether two optimiser steps on those rows, in several micro-batches, changed the weights and kept them
 finite.
 
 **Saved folders.** The last columns show the largest difference of any log-prob, in float32, between the policy and what
-is loaded from its folders. *Model* is `RUN/model`; *merged* is the same with an adapter merged into it. transformers loads
-both, and must find every weight and no others. *Adapter in peft* is `RUN/adapter` on the model of transformers, loaded by
-PEFT; *in posttrain* is the same folder loaded by posttrain.
+is loaded from its folders. *Model* is `RUN/model`; *merged* is the same with an adapter merged into it. transformers
+loads both, and must find every weight and no others. *Adapter in peft* is `RUN/adapter` on the model of transformers,
+loaded by PEFT; *in posttrain* is the same folder loaded by posttrain.
 
 A new version of a family, a custom layer or a hook may use another of these ways. `posttrain doctor --model PATH`
 shows which way your model uses. Every run does too at its start, where it compares sampler and trainer.
@@ -60,10 +60,7 @@ SECTIONS = {
         "The model's own pass, without a cache",
         "Correct for every causal model, but slow: each token computes the whole row again.",
     ),
-    REFUSED: (
-        "Refused",
-        "Rejected with one message, before training starts; `FOLDER` stands for the model's folder.",
-    ),
+    REFUSED: ("Refused", "Rejected with one message, before training starts; `FOLDER` stands for the model's folder."),
     FAULT: ("Faults", "Tracebacks, to be fixed."),
 }
 ROW = re.compile(r"\| `([^`]+)` \|(?:.*\|)? (.*) \|")
