@@ -229,7 +229,7 @@ def test_check_task_holds_tricks_against_the_row_s_own_answer(rewarded, monkeypa
     better = [name for name in ("silence", "flattery") if scores[name] >= scores["the row's own answer"]]
     assert len([line for line in lines[:3] if line.endswith("<-- should not be")]) == len(better)
     assert code == (1 if "not as they should be" in verdict else 0)
-    with refused("rows that have an answer"):
+    with refused("rows with an answer"):
         check_task.main(["REWARD/"])
 
 
