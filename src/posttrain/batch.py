@@ -176,7 +176,7 @@ class CreditedGroups:
     scored: Bool[Tensor, "prompt group"]
     """Rollouts that have a reward; the others are ignored and not counted."""
     columns: TokenColumns
-    """Of the sampled tokens of all their completions, in order; none has a weight yet."""
+    """Columns of the sampled tokens of all their completions, in order; none has a weight yet."""
     teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None
     """The teacher's prompts, group by group; None where they are the groups'."""
 

@@ -34,7 +34,7 @@ class Finish(StrEnum):
     ENVIRONMENT = "environment"
     """The environment said that the conversation is over."""
     FAILED = "failed"
-    """The environment raised or was late.  Such a completion has no score and takes no part in an update."""
+    """The environment raised or was late.  Such a completion has no score and is left out of updates."""
 
     @property
     def cut_off(self) -> bool:

@@ -26,7 +26,8 @@ Deviation = Literal["population", "sample"]
 ROUNDING = 8
 """Units in the last place, of a group's largest |reward|, that rounding may put between rewards that are equal."""
 LEAST_DEVIATION = 1e-6
-"""Of rewards, returns and advantages, in units of reward; a smaller one is rounding and nothing is divided by it."""
+"""Smallest deviation of rewards, returns and advantages, in units of reward; a smaller one is rounding, and no rule
+divides by it."""
 
 
 def raw(rewards: Float[Tensor, "prompt group"]) -> Float[Tensor, "prompt group"]:
@@ -118,7 +119,7 @@ def standardised(
 
 
 def over_mean(rewards: Float[Tensor, "prompt group"]) -> Float[Tensor, "prompt group"]:
-    """Centred reward in units of its group's mean (dimensionless): a rare success weighs as much as a prompt's all.
+    """Centred reward in units of its group's mean (dimensionless): rare successes weigh more.
 
         A_ij = (r_ij - mean_k r_ik) / mean_k r_ik        Tajwar et al. 2026 (MaxRL), arXiv:2602.02710, algorithm 1
 
@@ -285,7 +286,7 @@ class RewardStatistics:
     """All rewards that a run has seen: how many, their mean, the sum of their squared distances from it."""
 
     first_mean: float = 0.0
-    """Of the first step that had any."""
+    """Mean of the first step that had rewards."""
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0

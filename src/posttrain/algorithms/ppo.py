@@ -1,9 +1,8 @@
 """PPO with a value head: the row of the table, its credit rule, and generalised advantage estimation (GAE).
 
 Sampled tokens of all completions are concatenated; `rollout` says which completion each belongs to.  A token is an
-action, what comes before it a state: V_t is what was expected of the completion before token t, r_t what the token
-earned.  Tokens that were given between two sampled ones are part of the later one's state, so γλ counts once per
-sampled token.
+action and the text before it a state.  V_t is the expected return before token t, and r_t the token's reward.  Tokens
+that were given between two sampled ones are part of the later one's state, so γλ counts once per sampled token.
 """
 
 import math
@@ -36,14 +35,14 @@ class GaeOptions(Bounded):
     """How advantages and value targets are computed from rewards and values."""
 
     estimator: Literal["gae", "one_step"] = "gae"
-    """gae: sums of all later surprises, γλ apart.  one_step: the next value in place of what came (a course's rule);
-    the λ below are then unused."""
+    """gae: sums of all later surprises, each discounted by γλ.  one_step: the next value in place of later rewards (a
+    course's rule); the λ below are then unused."""
     gamma: Share = 1.0
-    """Discount of a reward per token that it comes later; 1 is none."""
+    """Discount of a reward per later token; 1 means no discount."""
     lambda_policy: Share = 0.95
     """λ of the policy's advantages: 1 is the whole return (no bias), 0 only the next value (least variance)."""
     lambda_value: Share = 1.0
-    """λ of the value's targets; 1 is what was earned (Yuan et al. 2025, VC-PPO, arXiv:2503.01491)."""
+    """λ of the value's targets; 1 is the earned return (Yuan et al. 2025, VC-PPO, arXiv:2503.01491)."""
     length_adaptive: Annotated[float, Gt(0)] | None = None
     """α: λ of the policy is 1 - 1/(α · length) for each completion, so that long ones see their ends (VAPO, Yue et al.
     2025, arXiv:2504.05118, has .05).  Null: `lambda_policy` for all."""
@@ -109,7 +108,7 @@ def value_targets(
 
         R_t = A_t + V_t        of advantages as they come, never of whitened ones
 
-    λ = 1 is what was earned from there on (Monte Carlo), whatever the values were.
+    λ = 1 is the return earned from there on (Monte Carlo), whatever the values were.
     """
     return generalised_advantages(tokens, gamma=gamma, lam=lam) + tokens.values
 
@@ -171,7 +170,8 @@ Baseline = Literal["critic", "leave_one_out", "none"]
 Whiten = Literal["mean_and_deviation", "deviation", "none"]
 
 LARGEST_RATIO = math.exp(20.0)
-"""Of a token with a negative advantage, which the clip does not bound: exp of more would soon be infinite."""
+"""Largest ratio of a token with a negative advantage, which the clip does not bound: larger ones would overflow
+soon."""
 PAPERS_GAE = GaeOptions()
 
 

@@ -31,7 +31,7 @@ LossOfGaps = Callable[..., Float[Tensor, " pair"]]
 
 
 def log_ratios(policy: OfPairs, reference: OfPairs) -> OfPairs:
-    """log π/π_ref of each completion, in nats; times β its implicit reward, but for a constant of its prompt."""
+    """log π/π_ref of each completion, in nats; times β, it is the implicit reward, up to a constant per prompt."""
     return OfPairs(policy.chosen - reference.chosen, policy.rejected - reference.rejected)
 
 
@@ -87,9 +87,9 @@ def smoothed(
 
         L_ε(h) = (1 - ε) L(h) + ε L(-h)
 
-    Of `sigmoid`: conservative DPO, Mitchell 2023, "A note on DPO with noisy preferences", whose least is at
-    σ(β h) = 1 - ε.  Of `ipo` the least is at h = (1 - 2ε)/(2β), which is what its theory asks for preferences that hold
-    with probability 1 - ε.  ε = 0 is the loss itself.
+    With `sigmoid`: conservative DPO, Mitchell 2023, "A note on DPO with noisy preferences", with its minimum at σ(β h)
+    = 1 - ε.  With `ipo` the minimum is at h = (1 - 2ε)/(2β), as its theory requires for preferences that hold with
+    probability 1 - ε.  ε = 0 is the loss itself.
     """
     if label_smoothing == 0:
         return loss(gaps, beta=beta)

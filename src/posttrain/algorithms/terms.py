@@ -219,7 +219,7 @@ class ValueLossOptions(Bounded):
     """How the value head is fitted to the returns."""
 
     coefficient: PositiveFloat = 1.0
-    """Of ½ (V - R)²; 1 is the weight .5 of the squared error that courses have.  AdamW ignores the scale of a gradient,
+    """Weight of ½ (V - R)²; 1 is the weight .5 of the squared error in courses.  AdamW ignores the scale of a gradient,
     so this only matters for a shared trunk and the head's clipping."""
     clip: Annotated[float, Gt(0)] | None = None
     """How far a value may move in a step, in deviations of the step's returns; null means no limit.  Libraries use .2,

@@ -67,9 +67,9 @@ def grpo_step(
     computed.  `seed` decides the responses; without one each call takes the next number of torch's own generator, so
     that `torch.manual_seed` decides all of them.
 
-    The course's learns nothing (see `compute_log_probs`).  It also samples with top-p .9 and at its temperature and
-    scores under neither, tokenises again what was sampled, leaves the stop token out, and runs in training mode with
-    dropout.  Here what is sampled is what is scored, token by token, under one temperature, with no cut.
+    The course's learns nothing (see `compute_log_probs`).  It also samples with top-p .9 and a temperature and scores
+    with neither.  It tokenises the samples again, leaves out the stop token, and runs in training mode with dropout.
+    Here the sampled tokens are scored, under one temperature and without a cut.
     """
     policy = as_policy(model, tokenizer)
     options = SamplingOptions(max_completion_tokens=max_new_tokens, temperature=temperature)

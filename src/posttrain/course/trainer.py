@@ -156,7 +156,7 @@ def rows_taken(sample: Sample, tokenizer: PreTrainedTokenizerBase, mistake: int)
 
 
 def tokenised_again(tokenizer: PreTrainedTokenizerBase, sample: Sample) -> ScoredRows:
-    """Prompt and text tokenised together, and cut at the length of the prompt tokenised apart."""
+    """Prompt and text tokenised together, and cut at the length of the prompt tokenised separately."""
     begin = [len(tokenizer.encode(prompt, add_special_tokens=False)) for prompt in sample.prompts]
     ended = sample.rows.tokens[:, -sample.rows.mask.shape[1] :].eq(sample.stop).any(dim=1).tolist()
     together = [

@@ -28,7 +28,7 @@ MultiTurn = Literal["refuse", "append"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnSettings:
-    """What a recipe says of turns."""
+    """A recipe's settings for turns."""
 
     options: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     tools_at: Mapping[str, str] = field(default_factory=dict)
@@ -144,7 +144,7 @@ def stop_texts_of(environment: Environment, name: str) -> tuple[str, ...]:
 def chat_turns(
     settings: TurnSettings, renderer: TokenizerRenderer, stop_ids: Sequence[int], reader: CallReader | None = None
 ) -> tuple[ChatTurns, tuple[str, ...]]:
-    """The turns of a tokenizer's template, checked, and what the plan says of it."""
+    """The turns of a tokenizer's template, checked, and lines about it for the plan."""
     turns = ChatTurns(renderer, stop_ids, reader)
     fault = rewritten_turn(turns, renderer.tools) if renderer.template and settings.in_chat else ""
     if not fault:

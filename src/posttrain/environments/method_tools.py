@@ -54,7 +54,7 @@ class MethodTools:
 
     @staticmethod
     def close(example: object, seconds: float) -> None:
-        """Close an object that was only made to be looked at."""
+        """Close an object that was only made for inspection."""
         close_now(getattr(example, "close", nothing), seconds)
 
     def environments(self, of_tools: Environments, example: Any) -> Environments:

@@ -33,8 +33,8 @@ class WaitingProgram:
 class SandboxedPython:
     """Programs of all completions in one sandbox, which is for one thread at a time.
 
-    The thread that holds it runs the waiting programs of all threads, as many at once as the sandbox allows, so a few
-    slow ones do not make the others late.
+    The thread that holds it runs the waiting programs of all threads, as many at once as the sandbox allows.  A few
+    slow ones then do not delay the others.
     """
 
     def __init__(self, options: SandboxOptions) -> None:

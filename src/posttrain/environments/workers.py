@@ -113,7 +113,7 @@ class ReplyWorkers:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = self._ended = False
         self._alive: dict[int, LiveEnvironment] = {}
-        """Those that are to be closed, by the ids of their objects."""
+        """Environments that must still be closed, by the ids of their objects."""
         self._closings: queue.SimpleQueue[tuple[PendingReply[None], Exchange]] = queue.SimpleQueue()
         self._num_closing = 0
 
@@ -150,7 +150,7 @@ class ReplyWorkers:
         self.end([live for each in objects if (live := self._alive.get(id(each))) is not None])
 
     def settle_late(self) -> None:
-        """Answer for replies that are late, with where they hang; other threads take the place of theirs."""
+        """Answer for late replies, saying where they hang; other threads replace theirs."""
         with self._lock:
             overdue = time.monotonic() - self.seconds - GRACE_SECONDS
             for thread, pending in list(self._running.items()):

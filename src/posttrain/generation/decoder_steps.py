@@ -1,7 +1,7 @@
 """Sampling through the decoder of the shared-prompt forward pass.
 
 On a GPU, steps have fixed shapes, which are replayed as one graph instead of launching every operation.  A step is
-padded to a power of two of rows and to a multiple of `GRAPH_BLOCK` cached tokens, its inputs are copied to fixed
+padded to a power of two of rows and to a multiple of `GRAPH_BLOCK` cached tokens.  Its inputs are copied to fixed
 addresses, and each shape is captured once.  Weights, cache and inputs keep their addresses from rollout to rollout.  On
 a CPU the same padded step runs without capture, which is how the tests reach it.
 """
@@ -208,7 +208,7 @@ def attend_to_cache(
 ) -> Float[Tensor, "row heads width"]:
     """softmax(masked scores)·v of one query a row.
 
-    Written as two batched products: with a single query they are quicker on a CPU than the fused kernel.
+    Written as two batched products: with a single query they are faster on a CPU than the fused kernel.
     """
     rows, heads, width = query.shape
     scores = attentions.capped_scores(query.view(rows, keys.shape[1], -1, width), keys, kind)

@@ -103,7 +103,7 @@ class RankSampling(Sampling):
         self.owners: dict[tuple[int, int], int] = {}
         """The rank of each draw and sample."""
         self.away: list[list[Continuation]] = [[] for _ in range(self.ranks.size)]
-        """Of other ranks, not yet sent."""
+        """Continuations of other ranks, not yet sent."""
         self.num_own, self.num_sent = 0, 0
         self.closed = False
 

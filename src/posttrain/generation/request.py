@@ -24,7 +24,7 @@ class StreamKey:
     purpose: str
     """What the numbers decide ("rollout", "evaluation", ...); each purpose has different streams."""
     step: int
-    """Training step, or 0 where there is none."""
+    """Training step, or 0 outside training."""
 
 
 def philox_key(key: StreamKey) -> UInt64[ndarray, " 2"]:
@@ -93,7 +93,7 @@ class GroupRequest(Request):
 class Continuation:
     """Tokens to continue, and the place in the streams of uniform numbers that the next ones are drawn with.
 
-    Continuations with equal prefixes are a group: put one after the other they are prefilled once.  A prefix that
+    Continuations with equal prefixes are a group: put in a row, they are prefilled once.  A prefix that
     begins with the prefix and the tokens of an earlier result of the same draw and sample reuses its cache.
     """
 

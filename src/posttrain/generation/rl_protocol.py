@@ -61,7 +61,7 @@ class SamplingFields:
     ignore_eos: bool = False
     """vLLM: end at `stop_token_ids` only, not at those of its own configuration."""
     prompt_logprobs: Annotated[int, Ge(0), Le(20)] | None = None
-    """Of vLLM: 0 gives the log-probs of the prompt's tokens, at temperature 1."""
+    """vLLM: 0 gives the log-probs of the prompt's tokens, at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ class GenerateResponse:
     request_id: str
     choices: tuple[Choice, ...]
     prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
-    """Of vLLM where the request asks for them: for each token of the prompt, by its id; none for the first."""
+    """vLLM, if requested: for each token of the prompt, by its id; none for the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +269,7 @@ class Facts:
     """Completions that are decoded side by side."""
     max_positions: int
     dtype: str
-    """Of the weights, such as float32."""
+    """Type of the weights, such as float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ ENTRIES_AT_ONCE = 2**20
 """Logits that a CPU handles at a time: few enough that intermediate results stay in its cache."""
 
 BLOCKS_AT_ONCE = 64
-"""Blocks whose float64 copy is held at one time while block sums are made."""
+"""Blocks with a float64 copy at a time while block sums are made."""
 
 
 class SampledTokens(NamedTuple):

@@ -154,9 +154,9 @@ def epic_distance(reward: arguments.Numbers, other: arguments.Numbers, *, discou
 
         C(s,a,s') = r(s,a,s') + γ m(s') - m(s) - γ E[m(S)],   m(s) = E[r(s,A,S')]      D = √((1 - ρ(C, C'))/2)
 
-    ρ is Pearson's correlation; s, a and s' are independent and uniform, both in m and in ρ, so the dynamics play no
-    part: `policy_divergence` is the comparison in which they do.  A reward per state is earned whatever is done there.
-    A reward that shaping turns into a constant has no correlation with anything, and is refused.
+    ρ is Pearson's correlation; s, a and s' are independent and uniform, both in m and in ρ, so the dynamics do not
+    matter; `policy_divergence` is the comparison that depends on them.  A reward per state is earned whatever is done
+    there.  A reward that shaping turns into a constant has no correlation with anything, and is refused.
     """
     arguments.checked_number(discount, "discount", arguments.SHARE)
     first, second = (unit_reward(given) for given in (reward, other))

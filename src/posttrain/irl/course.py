@@ -82,8 +82,8 @@ def local_action_probabilities(
 
         Z_{s,a} = e^{r(s)} Σ_s' P(s'|s,a) Z_s'     Z_s = Σ_a Z_{s,a}     P(a|s) = Z_{s,a} / Z_s
 
-    Z starts at 1 in terminal states and 0 elsewhere; 2·S sweeps, fewer once nothing changes by 10⁻⁶.  The world goes
-    on after its terminal states, as the course's does.  Where Z is 0 so is the probability.
+    Z starts at 1 in terminal states and 0 elsewhere; 2·S sweeps, fewer once nothing changes by 10⁻⁶.  The world
+    continues after its terminal states, as the course's does.  Where Z is 0 so is the probability.
     """
     paid = reward_array(mdp, reward)
     if paid.ndim != 1:

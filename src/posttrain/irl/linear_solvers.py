@@ -1,7 +1,7 @@
 """Solves I - γ P: by factors if the world is flat, by iteration if factors would fill in.
 
 The matrix is diagonally dominant by rows with no positive entry off the diagonal (an M-matrix), so its factors need no
-pivoting, and an ordering for symmetric patterns halves the fill on grids.  Factors of a cube of 46³ states, or of 10⁴
+pivoting.  An ordering for symmetric patterns halves the fill on grids.  Factors of a cube of 46³ states, or of 10⁴
 states that lead anywhere, are nearly dense; there BiCGSTAB (van der Vorst 1992), scaled by the diagonal, takes some
 hundred products with P.
 """

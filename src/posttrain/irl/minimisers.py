@@ -38,7 +38,7 @@ MEMORY = 100
 With 20, a frozen lake of 64 exact moments at discount .99 did not converge in 5,000 steps; with 100 it takes some 500.
 """
 NEWTON_WEIGHTS = 500
-"""Weights up to which Newton's method is quicker than L-BFGS: `benchmarks/irl.py --only solvers` measures both."""
+"""Most weights for which Newton's method is faster than L-BFGS: `benchmarks/irl.py --only solvers` measures both."""
 
 SolverName = Literal["auto", "newton", "lbfgs"]
 SOLVERS: tuple[SolverName, ...] = get_args(SolverName)

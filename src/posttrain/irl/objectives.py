@@ -29,7 +29,7 @@ Plan = SoftPlan | FinitePlan
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """The problem that an objective plans in, but for the weights."""
+    """The problem that an objective plans in, without the weights."""
 
     features: Features
     start: Float[ndarray, " state"]

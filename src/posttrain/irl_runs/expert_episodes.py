@@ -14,7 +14,7 @@ from posttrain.irl_runs.worlds import World
 from posttrain.options.irl import DemonstrationOptions, RecordedOptions, SampledOptions
 
 COURSE_TOLERANCE = 1e-4
-"""Of the values of the course's expert."""
+"""Tolerance of the values of the course's expert."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,7 +26,7 @@ class ExpertEpisodes:
     """The expert's reward, in a world that ends: arriving in an end pays once."""
     policy: planning.Policy | None
     discount: float
-    """Of the expert."""
+    """The expert's discount."""
 
 
 def make_expert_episodes(options: DemonstrationOptions, world: World) -> ExpertEpisodes:

@@ -34,7 +34,7 @@ OTHER_WAYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialogue:
-    """Messages of which the assistant's are to be learned."""
+    """Messages, of which the assistant's are learned."""
 
     where: str
     """The row, for messages."""
@@ -170,7 +170,7 @@ class Masking:
     def _behind(self, prompt: str, text: str, where: str) -> list[int]:
         """The tokens of a text after a prompt, whose tokens must not change.
 
-        Tokenised together if that keeps the prompt's tokens, else apart, as they are sampled.
+        Tokenised together if that keeps the prompt's tokens, else separately, as they are sampled.
         """
         before, whole = (self.renderer.tokens(each, where) for each in (prompt, prompt + text))
         return whole[len(before) :] if whole[: len(before)] == before else self.renderer.tokens(text, where)

@@ -123,8 +123,8 @@ def token_logprobs(
 
         log π(y|h) = logit_y/τ - log Σ_v exp(logit_v/τ)
 
-    Works through tiles of rows and vocabulary and recomputes their logits in the backward pass, so memory does not
-    grow with rows × vocabulary, and thousands of rows share one pass over the output matrix and its gradient.
+    Works through tiles of rows and vocabulary and recomputes their logits in the backward pass, so memory does not grow
+    with rows × vocabulary.  Thousands of rows share one pass over the output matrix and its gradient.
     """
     matrix = output_layer.matrix
     kept = in_place_gradient(matrix) if hidden.requires_grad else None

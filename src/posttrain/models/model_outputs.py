@@ -77,7 +77,7 @@ def enable_recomputation(model: PreTrainedModel) -> None:
 def release_inputs(model: PreTrainedModel) -> None:
     """Remove the embeddings' hook that transformers adds with gradient checkpointing.
 
-    Only the reentrant kind needs it, and a hook excludes a model from the quicker pass.
+    Only the reentrant kind needs it, and a hook excludes a model from the faster pass.
     """
     if is_recomputing(model) and model.main_input_name == "input_ids":
         model.disable_input_require_grads()

@@ -50,7 +50,7 @@ class Policy:
     forward: ForwardPass
     """Log-probs of completions for losses and measurements; replaceable, see `ForwardPass`."""
     forward_reason: str | None
-    """Why it is the model's own forward pass; None for the quicker shared-prompt one."""
+    """Why it is the model's own forward pass; None for the faster shared-prompt one."""
     cache_refusal: str | None = None
     """Why the model's own forward pass samples without a cache, whole rows for every token; None if it has one, and for
     the shared-prompt pass."""

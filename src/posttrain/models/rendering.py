@@ -1,7 +1,7 @@
 """From a prompt to the tokens that a model reads: chat template, prefill, and one tokenisation of the whole text.
 
-Pieces that are tokenised apart give other tokens than the model was trained on ("ab" may be one token where "a" and "b"
-are two), so the text is completed first and tokenised once, and the token ids travel with the prompt.
+Pieces that are tokenised separately give other tokens than the model was trained on: "ab" may be one token, "a" and "b"
+two.  So the text is completed first and tokenised once, and the token ids travel with the prompt.
 """
 
 import hashlib

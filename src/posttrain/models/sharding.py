@@ -352,7 +352,7 @@ def require_shardable(model: nn.Module) -> None:
 
 
 def without_weights(model: Model, kept: set[nn.Parameter]) -> Model:
-    """The model with empty weights on the meta device, but for those that are kept, which are shared."""
+    """The model with empty weights on the meta device, except the kept ones, which are shared."""
     empty = {
         id(each): each if each in kept else nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
         for each in model.parameters()

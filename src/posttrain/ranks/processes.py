@@ -31,7 +31,7 @@ TOLD_WITHIN_SECONDS = 2.0
 OF_THE_GROUP = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Timed out waiting")
 """Texts in the errors of collectives."""
 DONE = "done"
-"""What a rank says of its share, in place of signs of progress."""
+"""What a rank reports when its share is done, in place of signs of progress."""
 CONTINUE = "Continue from the last checkpoint with --resume RUN (in Python train(config, resume=True))."
 MMAP_THRESHOLD, LARGE_BYTES = -3, 2**20
 """The number of glibc's option (malloc.h: M_MMAP_THRESHOLD), and the smallest tensor that it is set for."""

@@ -66,7 +66,7 @@ def missing_answer(cut_off: bool) -> Graded:
 
 
 class GoldAnswer(NamedTuple):
-    """A row's answer, or why there is none."""
+    """A row's answer, or why it has no answer."""
 
     text: str | None
     problem: str = ""

@@ -1,6 +1,6 @@
 """A judge's prompts and the reading of its replies: the parts of a judge's reward that need no network.
 
-A candidate is data: a JSON string between two lines of random characters, which the judge is told not to obey.
+A candidate is data: a JSON string between two lines of random characters, which the prompt tells the judge not to obey.
 """
 
 import hashlib

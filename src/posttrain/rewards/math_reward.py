@@ -332,7 +332,7 @@ def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
 
 
 def slowly(said: object, question: Question) -> Graded | ScoringFailure:
-    """The verdict by what the sandbox said of a question."""
+    """The verdict, from the sandbox's answer to a question."""
     match said:
         case "same" | "different":
             return exact_match.graded_answer(said == "same")

@@ -63,7 +63,7 @@ class RewardModel:
 
     options: RewardModelOptions
     digest: str
-    """Of the folder, or of some weights of an object: distinguishes this model from others."""
+    """A digest of the folder, or of some weights of an object: identifies this model."""
 
     def __init__(
         self, model: str | Path | PreTrainedModel, *, tokenizer: PreTrainedTokenizerBase | None = None, **options: Any

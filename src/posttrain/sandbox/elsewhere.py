@@ -46,7 +46,7 @@ class ReplayRun:
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     """Begins our lines; programs cannot guess it."""
     seed: int | None = None
-    """Of hashes and random numbers, for programs that run again."""
+    """Seeds hashes and random numbers, for programs that run again."""
     canary: Mapping[str, str] = field(default_factory=dict)
     """Variables added to our environment, for a probe that looks for them in the program's."""
 
@@ -220,7 +220,7 @@ class Remote:
             return True
 
     def asked(self, body: bytes, *, timeout: float) -> dict[str, Any]:
-        """The service's reply.  Raises OSError or ValueError where there is none after a few tries."""
+        """The service's reply.  Raises OSError or ValueError if there is none after a few tries."""
         request = urllib.request.Request(self.url, data=body, headers={"Content-Type": "application/json"})
         until = time.monotonic() + timeout
         for left in reversed(range(TRIES)):

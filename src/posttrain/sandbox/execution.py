@@ -132,7 +132,7 @@ class ServerOptions:
 
     modules: Sequence[str] = tuple(MANY)
     path: Sequence[str] = ()
-    """Folders in which more modules are looked for, such as this environment's site-packages for numpy."""
+    """More folders with modules, such as this environment's site-packages for numpy."""
     prepare: str = ""
     """Our source that runs once before any fork, as the module `prepared`."""
     sealed: bool = True

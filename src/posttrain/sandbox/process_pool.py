@@ -126,9 +126,9 @@ def close(descriptors: Sequence[int]) -> None:
 
 
 TICK_SECONDS = 0.02
-"""How often limits are looked at."""
+"""How often limits are checked."""
 SERVER_PATIENCE_SECONDS = 5.0
-"""How long the server may take to end a process before it is taken for lost."""
+"""How long the server may take to end a process before it counts as lost."""
 
 
 class ProcessPool(Sandbox):

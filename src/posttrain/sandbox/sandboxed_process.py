@@ -102,7 +102,7 @@ def waited_by(thread: str) -> float:
 
 
 def waited_here() -> float:
-    """Seconds that this thread of ours has waited; 0 where the kernel does not count them."""
+    """Seconds that our own thread has waited; 0 if the kernel does not count them."""
     try:
         return waited_by("thread-self")
     except (OSError, IndexError, ValueError):
@@ -133,7 +133,7 @@ def pressure_seconds() -> float | None:
 
 
 class ProcessWaits:
-    """How long one process has waited; looked at while it runs, since the count ends with it."""
+    """How long one process has waited; read while it runs, since the count ends with it."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()

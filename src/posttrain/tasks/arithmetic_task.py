@@ -44,7 +44,7 @@ NUMBER = re.compile(r"(?<![\d.,])-?\d+(?:[.,]\d+)*", re.ASCII)
 
 
 def last_written_number(text: str) -> str:
-    """The last number of a response, as written; "" where there is none.  A dot after it ends a sentence."""
+    """The last number of a response, as written; "" if there is none.  A dot after it ends a sentence."""
     found = NUMBER.findall(text)
     return found[-1] if found else ""
 

@@ -1,4 +1,4 @@
-"""Countdown problems without end: drawn by (seed, index), solvable by construction, with a held-out set apart.
+"""Endless Countdown problems: drawn by (seed, index), solvable by construction, with a separate held-out set.
 
 A problem's numbers are drawn from a pool, with replacement.  Its target is the value of a random arithmetic tree over
 them whose steps all stay in the non-negative integers; if the target is unwanted, the problem is drawn again.  One
@@ -43,7 +43,7 @@ def solvable(problem: Countdown) -> bool:
 
 
 def splits(numbers: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-    """Every way to split a multiset in two non-empty parts, the larger first; order apart, each way once."""
+    """Every way to split a multiset in two non-empty parts, the larger first; each way once, ignoring order."""
     seen: set[tuple[Numbers, Numbers]] = set()
     for size in range(1, len(numbers) // 2 + 1):
         for chosen in combinations(range(len(numbers)), size):
@@ -148,7 +148,7 @@ COURSE = Difficulty(
 
 
 def held_out(numbers: tuple[int, ...]) -> bool:
-    """Whether a multiset of numbers is set apart for evaluation, whatever the seed, target or rule."""
+    """Whether a multiset of numbers is held out for evaluation, whatever the seed, target or rule."""
     digest = hashlib.blake2b(repr(sorted(numbers)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % HELD_OUT_SHARE == 0
 

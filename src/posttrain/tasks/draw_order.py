@@ -30,7 +30,7 @@ class DrawOrder:
     size: int
     """Draws of a step that go through the epochs; those above are refills."""
     names: tuple[str, ...] = ("",)
-    """Of the sources: each has its own random streams."""
+    """Names of the sources, which have separate random streams."""
     counts: tuple[int, ...]
     """Rows of each source."""
     quotas: tuple[int, ...]

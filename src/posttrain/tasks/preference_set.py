@@ -158,7 +158,7 @@ class PreferenceSet:
     seed: int
     training: Sequence[Preference]
     held_out: Sequence[Preference]
-    """Of prompts that are never trained on."""
+    """Pairs whose prompts are never trained on."""
     too_long: Sequence[str] = ()
     """Places of the pairs that are left out for their length."""
     bad: BadRows = field(default_factory=BadRows)

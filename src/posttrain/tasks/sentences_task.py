@@ -143,7 +143,7 @@ class PeriodStrategies:
     periods: float
     """Full stops of a text."""
     uses: dict[PeriodUse, float]
-    """Those of each kind; together they are all."""
+    """Full stops of each kind; together they are all."""
     words_per_sentence: float
     """Words per sentence that ended, over all texts together; those of a last one that did not end count too.  Where no
     sentence ended, all words."""
@@ -255,7 +255,7 @@ SUBJECTS: Mapping[str, tuple[Alternatives, Alternatives]] = {
         },
     ),
 }
-"""Of each subject what a text begins with, and what follows."""
+"""For each subject, what a text begins with, and what follows."""
 
 RULES: Mapping[str, Alternatives] = {
     "weather": ("cold", "warm", "very warm", "wet and windy", "sunny", "cloudy", "bright and clear", "grey"),

@@ -21,7 +21,7 @@ from posttrain.records import Finish
 MOST_TOGETHER = 1024
 """Completions of one request."""
 MOST_LOGPROBS = 1 << 19
-"""Of one answer, unless one completion has more: about 50 MB."""
+"""Most log-probs in one answer, unless one completion has more: about 50 MB."""
 
 
 def stream_of(continuation: Continuation, request: Request) -> Stream:
@@ -110,7 +110,7 @@ class Allowed:
     vocabulary: int
     """Token ids are below it."""
     versions: Collection[int] = ()
-    """Of the weights that may have sampled."""
+    """Versions of the weights that may have sampled."""
 
 
 def completions_of(job: CompletionJob, answer: GenerateResponse, request: Request, allowed: Allowed) -> list[Sampled]:
@@ -159,7 +159,7 @@ def require_tokens(tokens: Sequence[int], vocabulary: int) -> None:
 
 
 def require_logprobs(numbers: Sequence[float], count: int) -> None:
-    """Raise UnsoundAnswer unless there are that many, each finite and at most 0 but for rounding."""
+    """Raise UnsoundAnswer unless there are `count` of them, each finite and at most 0 (up to rounding)."""
     other = next((each for each in numbers if not -math.inf < each <= ROUNDING_NATS), None)
     if other is not None or len(numbers) != count:
         fault = f"{len(numbers)} log-probs" if other is None else f"a log-prob of {other:g}"

@@ -74,7 +74,7 @@ class HttpEngine:
         """The digest of the base where only an adapter is trained; empty if it is not a local folder."""
         self.probe = ServerProbe(policy, min(longest, self.max_positions), sampling)
         self.probe_gap = 0.0
-        """Of the last update, in nats."""
+        """The probe's gap after the last update, in nats."""
 
     def load(self, weights: ExportedWeights, version: int) -> None:
         """Send the weights to all servers, and compare their log-probs with the trainer's."""

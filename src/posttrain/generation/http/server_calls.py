@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 Record = TypeVar("Record")
 
 MOST_ANSWER_BYTES = 16 << 20
-"""Of an answer that has no completions: a hostile server must not fill the memory."""
+"""Largest answer without completions: a hostile server must not fill the memory."""
 MOST_SAID = 300
 """Characters of a server's own words in a message."""
 CHUNK_BYTES = 1 << 20

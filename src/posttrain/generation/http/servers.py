@@ -84,9 +84,9 @@ class ServerPool:
         self.shared, self.evaluating = servers[:num_shared], servers[num_shared:]
         self.seconds = seconds
         self.versions: list[int] = []
-        """Of the weights that were sent, the last one last; they may sample before `load` returns."""
+        """Versions of the weights that were sent, in order; they may sample before `load` returns."""
         self.samplings: set[PooledSampling] = set()
-        """Those that are open."""
+        """The open samplings."""
         self._name, self._numbers = secrets.token_hex(4), count()
 
     def number(self) -> str:
@@ -94,7 +94,7 @@ class ServerPool:
         return f"{self._name}-{next(self._numbers)}"
 
     def servers_for(self, request: Request) -> Sequence[Server]:
-        """Those that a request's completions are shared out among."""
+        """The servers that a request's completions are distributed to."""
         evaluates = request.key.purpose == "evaluation" and any(each.fault is None for each in self.evaluating)
         return self.evaluating if evaluates else self.shared
 

@@ -9,7 +9,7 @@ from posttrain.generation.rl_protocol import OPEN, Facts
 
 SETTINGS, TOKENIZE = "/server_info?config_format=json", "/tokenize"
 BACKEND = "safetensors_file"
-"""Of `--weight-transfer-config`: the one that the package posttrain-vllm adds."""
+"""The backend of `--weight-transfer-config` that the package posttrain-vllm adds."""
 PROCESSED = "processed_logprobs"
 CPU_HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head widths that its attention supports on a CPU; with another one it dies at the first request."""

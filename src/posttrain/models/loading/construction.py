@@ -34,7 +34,7 @@ LOAD_ERRORS = (
 )
 """What transformers and its parsers raise for a damaged or hostile folder."""
 PLAIN_WORDS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
-"""Those whose text is clear without the class's name."""
+"""Errors whose text is clear without the class's name."""
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
 def require_causal_config(config: PreTrainedConfig, where: str) -> None:
     """Refuse a family without a causal language model in transformers; code that comes with a model may have one.
 
-    Of models that read more than text, those for pictures are loaded, as their text part.
+    Models for pictures and text are loaded as their text part; other multimodal models are not.
     """
     text = config.get_text_config(decoder=True)
     fault = ""

@@ -41,7 +41,7 @@ def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False
 def load_policy_to_train(
     options: ModelOptions, *, seed: int = 0, saves_whole: bool = False, may_adapt: bool = True
 ) -> Policy:
-    """`load_policy` for a run that trains the policy and saves it, an adapter apart unless it `saves_whole` models.
+    """`load_policy` for a run that trains and saves the policy; an adapter is saved separately unless it `saves_whole`.
 
     `may_adapt` says whether the user can add an adapter, which is then a remedy.
     Also raises UserError where peft or transformers could not read what the run would save.
@@ -283,7 +283,7 @@ def loaded_tokenizer(base: Path, options: ModelOptions, saved: SavedAdapter | No
 
 
 def load_errors(options: ModelOptions) -> AbstractContextManager[None]:
-    """Raise what transformers says of a folder that it cannot load as a UserError with the remedy."""
+    """Raise transformers' error about a folder as a UserError with the remedy."""
     where, folder = path_option(options), Path(options.path)
 
     def message(said: str) -> str:

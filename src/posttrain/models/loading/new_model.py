@@ -1,7 +1,7 @@
 """A small language model made from nothing: its tokenizer and its untrained weights.
 
-The tokenizer is byte-level, so it encodes any text, with one token per digit, four answer tags as added (not special)
-tokens, and merges learned from a page of English.
+The tokenizer is byte-level, so it encodes any text.  It has one token per digit, four answer tags as added (not
+special) tokens, and merges learned from a page of English.
 """
 
 from typing import Any, Literal, cast
@@ -175,7 +175,7 @@ def policy_of_run(
 ) -> tuple[Policy, str]:
     """The caller's policy, or the recipe's model, loaded or new; and its name.
 
-    Of several ranks the first one loads it.  A caller's policy must have equal weights on all of them.
+    With several ranks, the first one loads it.  A caller's policy must have equal weights on all of them.
     """
 
     def made() -> tuple[Policy, str]:

@@ -16,14 +16,14 @@ FLOAT32, BFLOAT16 = 4, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySetup:
-    """How a model is held and trained, and how many tokens are in memory at one time."""
+    """How a model is stored and trained, and how many tokens are in memory at a time."""
 
     weight_bytes: int = FLOAT32
-    """Of a trained weight, its gradient and each of its moments."""
+    """Bytes of a trained weight, of its gradient and of each moment."""
     frozen_bytes: int = FLOAT32
-    """Of a weight under an adapter that is not in 4 bits."""
+    """Bytes of a weight under an adapter, if not in 4 bits."""
     compute_bytes: int = FLOAT32
-    """Of a number in matrix products and in the cache of keys and values."""
+    """Bytes of a number in matrix products and in the cache of keys and values."""
     adapter_rank: int | None = None
     """None trains all weights."""
     adapts_experts: bool = False
@@ -114,7 +114,7 @@ def largest_micro_batch(setup: MemorySetup) -> MicroBatchSize:
 
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Of a weight in 4 bits: each block of 64 has a scale of 1 byte, and each 256 scales share one of 4 bytes.
+"""Bytes of a weight in 4 bits: each block of 64 has a scale of 1 byte, and each 256 scales share one of 4 bytes.
 Dettmers et al. 2023 (QLoRA), arXiv:2305.14314, §3: 4.127 bits."""
 CACHE_BLOCK, CUDA_CACHE_BLOCK = 64, 256
 MALLOC_KEEPS = 32 * 2**20
@@ -232,7 +232,7 @@ def key_value_cache(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def evaluation_cache(shape: ModelShape, setup: MemorySetup) -> int:
-    """The cache of an evaluation amid steps in progress, which keep theirs: 2 L k c · max_rows · (P + T)."""
+    """The cache of an evaluation during steps in progress, which keep theirs: 2 L k c · max_rows · (P + T)."""
     if not (setup.steps_ahead and setup.evaluates_amid):
         return 0
     return 2 * shape.layers * shape.kv_width * setup.compute_bytes * setup.max_rows * setup.in_blocks(setup.row_tokens)

@@ -8,11 +8,11 @@ from posttrain.models.memory import memory_parts, plan_parts
 from posttrain.models.memory.model_shape import ModelShape
 
 IMPORTED_BYTES = 405_000_000
-"""Of a Python process that has imported torch and transformers: measured, x86-64 Linux, torch 2.13 for CPUs."""
+"""Memory of a Python process that has imported torch and transformers: measured, x86-64 Linux, torch 2.13 for CPUs."""
 LIBRARY_BYTES = 35_000_000
 """Added once a model runs, by compiled kernels and threads.  Measured there too."""
 CUDA_CONTEXT_BYTES = 600_000_000
-"""Of a CUDA context with torch's kernels and its libraries' workspaces: 400 to 900 MB, by device and version."""
+"""Memory of a CUDA context with torch's kernels and its libraries' workspaces: 400 to 900 MB, by device and version."""
 CUDA_ALLOCATOR_SHARE = 0.05
 """Share of the memory in use that torch's GPU allocator holds on top: an allowance, not measured."""
 ADAPTER_RANK = 16

@@ -33,7 +33,7 @@ class ModelShape:
     parameters: int
     """All of them, a tied output matrix once."""
     head_parameters: int
-    """Those of the output matrix, vocab × hidden."""
+    """Weights of the output matrix, vocab × hidden."""
     tied: bool
     """Whether the output matrix is the embedding."""
     linear_layers: tuple[tuple[int, int], ...]
@@ -50,7 +50,7 @@ class ModelShape:
     max_positions: int
     """Longest prompt and completion together, in tokens."""
     stored_bytes: int = 4
-    """Of a stored weight: 2 if the config says bfloat16."""
+    """Bytes of a stored weight: 2 if the config says bfloat16."""
     quantised: str | None = None
     """How weights are stored quantised (`quantisation`); None if they are not."""
     expert_arrays: tuple[tuple[int, int, int], ...] = ()

@@ -13,7 +13,7 @@ from posttrain.models.forward import CompletionBatch
 from posttrain.models.native.native_decoder import NativeDecoder, ScoredSequence
 
 PAGE_BYTES_AT_ONCE = 2**24
-"""Of the completions that are scored at one time."""
+"""Memory for the pages of completions that are scored at a time."""
 
 
 def native_logprobs(decoder: NativeDecoder, batch: CompletionBatch, temperature: float) -> Float64[Tensor, " token"]:

@@ -147,9 +147,9 @@ class Family:
     """Class of an embedding whose rows are multiplied by its `embed_scale`."""
 
     windows: Callable[[PreTrainedConfig], Sequence[int | None]] = no_windows
-    """Of each layer; this and the next three are functions of the config."""
+    """The window of each layer; this and the next three are functions of the config."""
     scale: Callable[[PreTrainedConfig], float | None] = usual_scale
-    """Of scores; None is 1/√width."""
+    """The scale of scores; None is 1/√width."""
     soft_cap: Callable[[PreTrainedConfig], float | None] = no_soft_cap
     angles: Callable[[PreTrainedConfig], Sequence[str | None]] = same_angles
 

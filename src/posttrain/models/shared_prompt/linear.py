@@ -136,7 +136,8 @@ def dense_projection(modules: Sequence[nn.Linear | Conv1D], dtype: torch.dtype) 
     """Linear layers that read the same input as one, outputs side by side, in `dtype`.
 
     Trained layers are joined by a differentiable concatenation, so one product serves all and gradients reach the
-    model's parameters.  Frozen ones stay apart: the backward pass would keep a joined copy instead of the parameters.
+    model's parameters.  Frozen ones stay separate: the backward pass would keep a joined copy instead of the
+    parameters.
     """
     parts = tuple(Part(weight_of(module), module.bias) for module in modules)
     if all(each.requires_grad for part in parts for each in part.tensors()):

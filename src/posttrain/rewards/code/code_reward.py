@@ -52,7 +52,7 @@ class AssertTestCheck:
     def __init__(self, tests: AssertTests, limits: Limits) -> None:
         self.tests, self.limits = tests, limits
         self.results: list[tuple[bool, list[str]]] = []
-        """Of the setup, then of each test: whether it called the function, and its result."""
+        """For the setup and then each test: whether it called the function, and its result."""
         self.asked = False
         self.fault = ""
 

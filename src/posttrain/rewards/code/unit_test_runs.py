@@ -120,7 +120,7 @@ class UnitTestRun:
         self.processes: list[StartedProcess] = []
         self.began = self.waited_here = 0.0
         self.granted = 0.0
-        """Extra seconds for starting, in sandboxes where each run starts anew."""
+        """Extra seconds for the start, in sandboxes where each run is a new process."""
 
     def start(self, sandbox: Sandbox, asked: Process) -> StartedProcess:
         """Start a process with the remaining seconds; the first one starts the clock."""

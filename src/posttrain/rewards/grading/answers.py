@@ -252,7 +252,7 @@ class ProcessReward(NamedTuple):
     token_rewards: Sequence[float | None] = ()
     """Empty, or one for each of `completion_ids`, the stop token included; None if no step ends."""
     spans: Sequence[Span | tuple[int, int, float]] = ()
-    """The token that completes a span earns its value; a span that lies in the prompt's prefill earns nothing."""
+    """The token that completes a span earns its value; a span inside the prompt's prefill earns nothing."""
 
 
 class FunctionError(Exception):

@@ -42,7 +42,7 @@ class CallLog:
         self.extra[column] = [self.plain(where, value) for value in found]
 
     def log_metric(self, name: str, value: object) -> None:
-        """Keep a number of the call; NaN means that there is none."""
+        """Keep a number of the call; NaN means no number."""
         where = self.place("log_metric", name)
         number = self.read(where, answers.score_number, value)
         if number is None or isinstance(number, str):

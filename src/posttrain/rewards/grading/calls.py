@@ -128,7 +128,7 @@ def calls_for(call: Call) -> list[Call]:
 
 
 def reward_arguments(call: Call) -> dict[str, object]:
-    """The arguments in the function's signature, all made anew for this call."""
+    """The arguments in the function's signature, all newly made for this call."""
     of_run = {"trainer_state": call.trainer_state, **call.log.arguments(), **environment_arguments(call)}
     wanted = call.wanted
     if call.function.settings.cache:

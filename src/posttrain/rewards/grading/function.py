@@ -64,7 +64,7 @@ def source_of(call: Callable[..., object], reward: str) -> CodeSource:
 
 
 class ScoringFailure(Exception):
-    """Scoring itself failed (a killed worker, a judge's error 500), which says nothing about the completion.
+    """Scoring failed (a killed worker, a judge's error 500), which says nothing about the completion.
 
     A reward function raises it for the whole call, or returns it in place of a score it could not get.  Such scores are
     retried twice, then treated as missing (never as 0) and counted.

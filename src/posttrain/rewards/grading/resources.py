@@ -177,7 +177,7 @@ def identity(function: RewardFunction, sandbox: SandboxOptions) -> list[str]:
 
 @functools.cache
 def installed_versions(modules: tuple[str, ...]) -> tuple[str, ...]:
-    """NAME==VERSION of the packages that install the modules, but for the standard library."""
+    """NAME==VERSION of the packages that install the modules, without the standard library."""
     if not modules:
         return ()
     installed = importlib.metadata.packages_distributions()

@@ -1,7 +1,7 @@
 """A worker: a separate interpreter that calls one reward function, one call at a time, until its socket closes.
 
 python -m posttrain.rewards.grading.worker_process PARENT.  Its standard input is the socket.  Its standard output is
-the parent's standard error, so that whatever a function prints is shown and never taken for an answer.
+the parent's standard error, so a function's prints are shown and never mistaken for an answer.
 
 Messages are JSON that keeps arguments and verdicts exactly, and never code.
 To it: first {"place", "name", "path"}, then for each call {"arguments", "one_by_one", "count", "reward", "logs"}, with

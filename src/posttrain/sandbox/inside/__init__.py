@@ -1,1 +1,1 @@
-"""What runs in the sandbox's own interpreter: the standard library only, and nothing that imports the rest of ours."""
+"""Code for the sandbox's own interpreter: it imports only the standard library, nothing else of this package."""

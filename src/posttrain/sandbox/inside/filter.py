@@ -74,7 +74,7 @@ SET_FLAGS, REFUSED_FLAGS = 4, 0x16000
 SOCKET_OPTIONS = (3, 4, 7, 8, 30, 38, 39)
 """SO_TYPE, SO_ERROR, SO_SNDBUF, SO_RCVBUF, SO_ACCEPTCONN, SO_PROTOCOL, SO_DOMAIN; none that names who is behind it."""
 SENDING_FLAGS, RECEIVING_FLAGS = 0x40 | 0x4000, 0x2 | 0x40 | 0x100
-"""MSG_DONTWAIT, MSG_NOSIGNAL; MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL.  MSG_OOB above all is none of them."""
+"""MSG_DONTWAIT, MSG_NOSIGNAL; MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL.  MSG_OOB above all is not allowed."""
 NUM_CLOCKS, THREAD_CLOCK, OWN_CLOCK = 16, 4, -6
 """The clocks that have a number; the bit of a thread's, which the kernel gives to its own process alone; one's own."""
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Source(importlib.machinery.SourceFileLoader):
-    """A module of ours whose text came along."""
+    """Our module, whose text came with the run."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(name, f"<{name}>")

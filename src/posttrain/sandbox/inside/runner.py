@@ -31,8 +31,8 @@ MAX_MESSAGE = 2000
 def open_streams() -> None:
     """Make `sys.stdin`, `sys.stdout` and `sys.stderr` of descriptors 0, 1 and 2, whatever these become later.
 
-    Once, in the server: making them takes a tenth of a small program's time.  They are made of pipes, as they will be,
-    so that they are not taken for seekable files.
+    Once, in the server: making them takes a tenth of a small program's time.  They are made from pipes, as later, so
+    that Python does not treat them as seekable files.
     """
     reader, writer = os.pipe()
     for descriptor, end in ((0, reader), (1, writer), (2, writer)):

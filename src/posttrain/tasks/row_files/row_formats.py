@@ -56,7 +56,7 @@ class FormattedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRow(FormattedRow):
-    """A problem with the answer that is to be learned."""
+    """A problem with the answer to learn."""
 
     prompt: Content
     completion: Content

@@ -42,7 +42,7 @@ class GivenRows:
     rows: Iterable[Mapping[str, object]] | None = None
     """In place of the task's file."""
     held_out: Iterable[Mapping[str, object]] | None = None
-    """To measure on, in place of a file or a share."""
+    """Rows to measure on, in place of a file or a share."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
