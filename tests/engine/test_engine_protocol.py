@@ -166,7 +166,7 @@ FAULTS: dict[str, tuple[Callable[[Sampled], Sampled], str]] = {
         lambda sampled: replace(sampled, continuation=replace(sampled.continuation, limit=9)),
         "this continuation was not put",
     ),
-    "empty": (lambda sampled: given(sampled), "0 tokens, where it has 1, the stop token, to limit = 4"),
+    "empty": (lambda sampled: given(sampled), "0 tokens; it must have 1 (the stop token) to limit = 4"),
     "too long": (lambda sampled: given(sampled, 1, 1, 1, 1, 1), "5 tokens"),
     "a log-prob too few": (
         lambda sampled: given(sampled, 1, 1, 3, logprobs=(-1.0, -1.0)),
@@ -178,13 +178,13 @@ FAULTS: dict[str, tuple[Callable[[Sampled], Sampled], str]] = {
     ),
     "NaN": (
         lambda sampled: given(sampled, 1, 1, logprobs=(-1.0, nan)),
-        "logprobs[1] = nan, where log μ of a sampled token is finite and at most 0",
+        "logprobs[1] = nan; log μ of a sampled token is finite and at most 0",
     ),
     "infinite": (lambda sampled: given(sampled, 1, 1, logprobs=(-inf, -1.0)), "logprobs[0] = -inf"),
     "a probability": (lambda sampled: given(sampled, 1, 1, logprobs=(-1.0, 0.25)), "logprobs[1] = 0.25"),
     "older weights": (
         lambda sampled: given(sampled, 1, versions=((3, 1),)),
-        "sampled by version 3 of the weights, where version 4 was loaded last",
+        "sampled by version 3 of the weights, but version 4 was loaded last",
     ),
     "half of them older": (lambda sampled: given(sampled, 1, 1, versions=((3, 1), (4, 1))), "sampled by version 3"),
     "versions of fewer tokens": (
@@ -222,10 +222,7 @@ class Returning(InProcessEngine):
     [
         (((4, 1), (6, 1)), None),
         (((5, 2),), None),
-        (
-            ((3, 1), (6, 1)),
-            "sampled by version 3 of the weights, where version 6 was loaded last, and 4 when it was put",
-        ),
+        (((3, 1), (6, 1)), "sampled by version 3 of the weights, but version 6 was loaded last, and 4 when it was put"),
         (((6, 1), (7, 1)), "sampled by version 7"),
         (((6, 1), (4, 1)), "later tokens have later weights"),
     ],

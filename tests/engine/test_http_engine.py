@@ -111,8 +111,8 @@ FAULTS: dict[str, tuple[Callable[[FakeInference], Play], str]] = {
     "hangs up": (always(hangs_up), "sample"),
     "late": (late_but_sound, "no answer in 4 seconds"),
     "another's answer": (always(another_number), "answer to 'another'"),
-    "old weights": (changed(unversioned), "'default', where version 0 was sent"),
-    "a completion missing": (changed(lambda answer: answer["choices"].pop(0)), "4 completions, where 5"),
+    "old weights": (changed(unversioned), "'default'; version 0 was sent"),
+    "a completion missing": (changed(lambda answer: answer["choices"].pop(0)), "4 completions; 5"),
     "a log-prob missing": (changed(lambda answer: answer["choices"][0]["logprobs"]["content"].pop()), "log-probs of"),
 }
 

@@ -52,7 +52,7 @@ def logprob(value: float) -> Callable[[dict[str, Any]], object]:
 
 
 HOSTILE: dict[str, tuple[Callable[[FakeInference], Play], str]] = {
-    "a token beyond the vocabulary": (with_choice(token(24)), "token id 24, where the policy has 0 to 23"),
+    "a token beyond the vocabulary": (with_choice(token(24)), "token id 24; the policy has 0 to 23"),
     "a negative token": (with_choice(token(-1)), "token id -1"),
     "NaN": (with_choice(logprob(float("nan"))), "a log-prob of nan"),
     "infinity": (with_choice(logprob(float("-inf"))), "a log-prob of -inf"),

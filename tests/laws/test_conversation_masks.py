@@ -103,7 +103,7 @@ def test_a_turn_by_itself_is_learned_behind_what_the_model_reads_when_it_is_aske
 
 def test_thoughts_that_the_template_opens_are_not_opened_twice() -> None:
     mask = masking(conversations.OPENING)
-    with refused("begins it in another way"):
+    with refused("begins it differently"):
         mask.every_turn(conversation(THINKING[:2]))
     example = mask.last_turn(conversation(THINKING[:2]))
     assert text(mask, example).count("<think>") == 1
@@ -117,7 +117,7 @@ def test_an_answer_begins_at_a_token_that_the_model_can_sample() -> None:
     opened = mask.renderer.templated(messages[:1], "")
     before = token_ids(mask.tokenizer, opened, special=False)
     assert token_ids(mask.tokenizer, f"{opened}the", special=False)[: len(before)] != before
-    with refused("message 1: the chat template begins it in another way"):
+    with refused("message 1: the chat template begins it differently"):
         mask.every_turn(conversation(messages))
     example = mask.last_turn(conversation(messages))
     assert list(example.tokens[: len(before)]) == before

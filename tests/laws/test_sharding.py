@@ -247,7 +247,7 @@ def test_a_policy_that_cannot_be_split_is_refused() -> None:
     assert "its forward pass is a OwnForward, which cannot be sharded.  Use one rank" in refused_to_shard(own)
     mixed = tiny_policy("llama")
     mixed.model.lm_head.float()
-    assert "its trained weights are of 2 types (float32, float64)" in refused_to_shard(mixed)
+    assert "its trained weights have 2 types (float32, float64)" in refused_to_shard(mixed)
     scalar = tiny_policy("llama")
     scalar.model.model.register_parameter("scale", nn.Parameter(torch.ones((), dtype=torch.float64)))
     assert "its weight model.scale is one number" in refused_to_shard(scalar)

@@ -114,7 +114,7 @@ def standardised(
         return partial({"group": group_zscore, "batch": batch_scaled}[over], deviation=deviation, epsilon=epsilon)
     if over != "group" or epsilon:
         name, value = ("deviation_over", over) if over != "group" else ("deviation_epsilon", epsilon)
-        raise UserError(f"{name} = {value}: deviation = none divides by nothing. Remove one of them.")
+        raise UserError(f"{name} = {value}: deviation = none does not divide. Remove one of them.")
     return group_centred
 
 

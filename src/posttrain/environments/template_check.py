@@ -74,7 +74,7 @@ def rewritten_turn(turns: ChatTurns, tools: Sequence[Mapping[str, Any]] = ()) ->
                 return f"once turn {number} has a reply, it writes {now!r} where it wrote {then!r}"
             said = whole.removeprefix(before)
             if not said.endswith(end + behind):
-                return f"it ends turn {number} and writes its reply in another way than after another turn"
+                return f"it ends turn {number} and writes its reply differently than after another turn"
             said = said.removesuffix(end + behind)
             lost = [text for text in each.texts if text not in said]
             if lost:

@@ -287,7 +287,7 @@ def sampled_fault(sampled: Sampled, engine: Engine, oldest: int | None = None) -
     num_tokens, logprobs, cut = len(sampled.tokens), sampled.logprobs, sampled.cut_logprobs
     limit, version = sampled.continuation.limit, engine.weights_version
     if not 1 <= num_tokens <= limit:
-        return f"{num_tokens} tokens, where it has 1, the stop token, to limit = {limit}"
+        return f"{num_tokens} tokens; it must have 1 (the stop token) to limit = {limit}"
     if sampled.finish.has_stop_token != (sampled.tokens[-1] in engine.stop_ids):
         return f"finish = {sampled.finish}, and the last token is {sampled.tokens[-1]}, stop_ids = {engine.stop_ids}"
     if sampled.ended_by_text and sampled.finish.has_stop_token:
@@ -298,7 +298,7 @@ def sampled_fault(sampled: Sampled, engine: Engine, oldest: int | None = None) -
         # Both run over the numbers in C; a NaN or an infinity is still there in the sum.
         if not math.isfinite(sum(numbers)) or max(numbers) > ROUNDING_NATS:
             place = next(i for i, number in enumerate(numbers) if not -math.inf < number <= ROUNDING_NATS)
-            return f"{kind}[{place}] = {numbers[place]}, where log μ of a sampled token is finite and at most 0"
+            return f"{kind}[{place}] = {numbers[place]}; log μ of a sampled token is finite and at most 0"
     if sum(count for _, count in sampled.versions) != num_tokens:
         return f"versions = {sampled.versions} for {num_tokens} tokens.  The counts sum to the number of tokens"
     spans = [each for each, _ in sampled.versions]
@@ -306,7 +306,7 @@ def sampled_fault(sampled: Sampled, engine: Engine, oldest: int | None = None) -
     other = next((each for each in spans if not low <= each <= version), None)
     if other is not None:
         since = "" if low == version else f", and {low} when it was put"
-        return f"sampled by version {other} of the weights, where version {version} was loaded last{since}"
+        return f"sampled by version {other} of the weights, but version {version} was loaded last{since}"
     if spans != sorted(spans):
         return f"versions = {sampled.versions}: later tokens have later weights"
     return None

@@ -105,7 +105,7 @@ def engine_in_parity(policy: Policy, *, max_rows: int, longest: int) -> InProces
         gap = largest_gap(engine, longest)
         if gap <= limit:
             return engine
-        way = slower(way, f"log-probs {{}} are up to {gap:.2g} nats off, where rounding explains {limit:g}")
+        way = slower(way, f"log-probs {{}} are up to {gap:.2g} nats off, and rounding explains {limit:g}")
     family = policy.model.config.model_type
     raise UserError(
         f"model: log-probs of sampler and trainer differ by {gap:.2g} nats in up to {longest} tokens ({family});"

@@ -106,11 +106,11 @@ class Masking:
         before = self.renderer.tokens(opened, conversation.where)
         upto = self._tokens(conversation, number + 1)
         if upto[: len(before)] != before:
-            raise self._rewritten(conversation, number, "begins it in another way than an open turn")
+            raise self._rewritten(conversation, number, "begins it differently from an open turn")
         text = turn_text(conversation, number, opened)
         end = len(before) + self._end(conversation, number, upto[len(before) :])
         if whole[:end] != upto[:end]:
-            raise self._rewritten(conversation, number, "writes it in another way once more follows")
+            raise self._rewritten(conversation, number, "writes it differently once more follows")
         written = str(self.tokenizer.decode(upto[len(before) : end]))
         require_calls(conversation, number, written)
         if not has_all(written, text):

@@ -266,8 +266,8 @@ def logit_faults(model: PreTrainedModel, compute_dtype: torch.dtype) -> Iterator
     ours = plain_logits(model, rows, dtype)
     if ours.shape != own.flatten(0, 1).shape or (ours - own.flatten(0, 1)).abs().max() > bound:
         yield (
-            "makes its logits in another way than from its last hidden states by one matrix, a bias, a scale and a soft"
-            " cap.  Use a model of another family."
+            "does not compute its logits from its last hidden states with one matrix, a bias, a scale and a soft cap."
+            "  Use a model of another family."
         )
     if torch.bfloat16 == compute_dtype != dtype:
         own_logits(model, rows, compute_dtype)

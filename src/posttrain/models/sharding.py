@@ -344,7 +344,7 @@ def require_shardable(model: nn.Module) -> None:
     """Refuse trained weights of several types, and weights that are a single number."""
     types = sorted({str(each.dtype).removeprefix("torch.") for each in model.parameters() if each.requires_grad})
     if len(types) > 1:
-        fault = f"model: its trained weights are of {len(types)} types ({', '.join(types)}), which cannot be sharded"
+        fault = f"model: its trained weights have {len(types)} types ({', '.join(types)}), which cannot be sharded"
         raise UserError(f"{fault}.  Set model.weights = float32, or use one rank.")
     for name, parameter in model.named_parameters():
         if not parameter.ndim:

@@ -111,7 +111,7 @@ def gold_text(text: str) -> GoldAnswer:
     if text.casefold() in ("", "nan", "<na>", "nat"):
         return MISSING
     if text.casefold() in ("n/a", "#n/a", "none", "null"):  # exports write them for missing; `\\text{None}` means it
-        return GoldAnswer(None, f"{text!r} means that there is none")
+        return GoldAnswer(None, f"{text!r} means no answer")
     if SCIENTIFIC.fullmatch(text):
         return gold_number(Decimal(text))
     if is_prose(text):

@@ -89,7 +89,7 @@ PROBES = (
     ),
     escape_attempt("make a namespace", "call({'x86_64': 272, 'aarch64': 97}[os.uname().machine], 0x10000000)"),
     EscapeProbe(
-        "see an environment that is not its own",
+        "see another environment than its own",
         "import os; print('open' if set(os.environ) - {'PATH', 'LANG', 'MALLOC_ARENA_MAX', 'OMP_NUM_THREADS',"
         " 'OPENBLAS_NUM_THREADS', 'LC_CTYPE'} else 'refused')",
         printed("refused"),
@@ -238,7 +238,7 @@ def of_bait(bait: MachineBait) -> list[EscapeProbe]:
 
 def of_environment(bait: MachineBait) -> EscapeProbe:
     return machine_attempt(
-        "see an environment that is not its own", f"__import__('os').environ.get({CANARY!r}) == {bait.secret!r}"
+        "see another environment than its own", f"__import__('os').environ.get({CANARY!r}) == {bait.secret!r}"
     )
 
 
@@ -257,7 +257,7 @@ OF_LIMITS = tuple(
 WORKING = tuple(
     replace(machine_attempt(name, action, printed("open")), verb="allowed")
     for name, action in (
-        ("write a file of its own", "open('own', 'w').write('x')"),
+        ("write its own file", "open('own', 'w').write('x')"),
         ("start a process", "__import__('subprocess').run(['true'], check=True) and True"),
     )
 )
@@ -272,6 +272,6 @@ OF_A_MACHINE = (
     EscapeProbe("start processes without end", FORKS, printed("refused"), "", limits=LIMITS),
 )
 OF_THE_WHOLE = (
-    machine_attempt("make a namespace of its own", f"{LIBC}.unshare(0x10000000) == 0"),
+    machine_attempt("make its own namespace", f"{LIBC}.unshare(0x10000000) == 0"),
     machine_attempt("keep memory in no process", f"{LIBC}.memfd_create(b'x', 0) >= 0"),
 )

@@ -182,7 +182,7 @@ while [ "$1" != "--entrypoint" ]; do [ $# = 0 ] && exit 0; shift; done
 shift 3
 exec {keeps} python3 "$@"
 """
-NAME = "see an environment that is not its own"
+NAME = "see another environment than its own"
 
 
 def place(tmp_path: Path, *, leaks: bool) -> CommandBackend:

@@ -117,7 +117,7 @@ def completions_of(job: CompletionJob, answer: GenerateResponse, request: Reques
     """The completions in an answer.  Raises UnsoundAnswer."""
     by_index = {choice.index: choice for choice in answer.choices}
     if sorted(by_index) != [*range(len(job.continuations))] or len(answer.choices) != len(by_index):
-        raise UnsoundAnswer(f"{len(answer.choices)} completions, where {len(job.continuations)} were asked for")
+        raise UnsoundAnswer(f"{len(answer.choices)} completions; {len(job.continuations)} were requested")
     return [completion(each, by_index[index], request, allowed) for index, each in enumerate(job.continuations)]
 
 
@@ -125,7 +125,7 @@ def completion(continuation: Continuation, choice: Choice, request: Request, all
     """One of them, checked against what was asked for."""
     tokens, reason = choice.token_ids, choice.finish_reason
     if not 1 <= len(tokens) <= continuation.limit:
-        raise UnsoundAnswer(f"{len(tokens)} tokens, where 1 to {continuation.limit} were asked for ({reason!r:.40})")
+        raise UnsoundAnswer(f"{len(tokens)} tokens; 1 to {continuation.limit} were requested ({reason!r:.40})")
     content = choice.logprobs.content if choice.logprobs is not None else None
     if content is None or [each.token_id for each in content] != [*tokens]:
         raise UnsoundAnswer(f"log-probs of {len(content or ())} tokens for {len(tokens)} tokens, or of others")
@@ -155,7 +155,7 @@ def completion(continuation: Continuation, choice: Choice, request: Request, all
 
 def require_tokens(tokens: Sequence[int], vocabulary: int) -> None:
     if (other := next((each for each in tokens if not 0 <= each < vocabulary), None)) is not None:
-        raise UnsoundAnswer(f"token id {str(other)[:40]}, where the policy has 0 to {vocabulary - 1}")
+        raise UnsoundAnswer(f"token id {str(other)[:40]}; the policy has 0 to {vocabulary - 1}")
 
 
 def require_logprobs(numbers: Sequence[float], count: int) -> None:
@@ -174,7 +174,7 @@ def spans_of(choice: Choice, versions: Collection[int]) -> tuple[tuple[int, int]
             raise UnsoundAnswer(f"weight_versions has a gap at token {end}")
         if span.version not in sent:
             known = ", ".join(map(str, sorted(versions)))
-            raise UnsoundAnswer(f"it sampled with weights {span.version[:40]!r}, where version {known} was sent")
+            raise UnsoundAnswer(f"it sampled with weights {span.version[:40]!r}; version {known} was sent")
         end = span.end
     if end != len(choice.token_ids):
         raise UnsoundAnswer(f"weight_versions covers {end} of {len(choice.token_ids)} tokens")

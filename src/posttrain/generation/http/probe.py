@@ -81,7 +81,7 @@ class ServerProbe:
             if not gap <= limit:
                 raise RunError(
                     f"engine http: {answer.url}: probe of weights {version}: log-probs differ from the trainer's by"
-                    f" {gap:.2g} nats, where rounding explains {limit:g}.  {self.likely_cause(policy, answer)}"
+                    f" {gap:.2g} nats; rounding explains {limit:g}.  {self.likely_cause(policy, answer)}"
                 )
         return worst
 

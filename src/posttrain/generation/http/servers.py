@@ -47,7 +47,7 @@ class Server:
             GenerateResponse, phase, GENERATE, written(asked), seconds=seconds, most_bytes=most
         )
         if not answer.request_id.endswith(asked.request_id):
-            fault = f"an answer to {answer.request_id[:60]!r}, where {asked.request_id} was asked"
+            fault = f"an answer to {answer.request_id[:60]!r}; the request was {asked.request_id}"
             raise ServerFault(self.url, phase, fault)
         return answer
 

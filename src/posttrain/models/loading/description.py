@@ -38,7 +38,7 @@ def model_lines(policy: Policy, name: str) -> list[str]:
     if wrapper.gap > WRAPPER_GAP:
         lines.append(
             f"           its log-probs differ by up to {wrapper.gap:.2g} nats from those of the {wrapper.model_type}"
-            " that contains it, which computes its logits in another way"
+            " that contains it, which computes its logits differently"
         )
     lines += idle_gpu_lines(policy.device, gpu=torch.cuda.is_available())
     if policy.forward_reason is not None:
@@ -89,7 +89,7 @@ def left_out_lines(policy: Policy, layers: Mapping[str, LoraLinear]) -> list[str
         linear = sum(layer.lora_A.shape[1] * layer.lora_B.shape[0] for layer in layers.values())
         share = adaptable.share_of_linear_layers(linear, experts)
         lines.append(
-            f"           all-linear is {share:.0%} of the matrix weights here; the experts are the rest, with none"
+            f"           all-linear is {share:.0%} of the matrix weights here; the experts are the rest, without one"
             " (model.adapter.targets: [all-linear, experts])"
         )
     return lines

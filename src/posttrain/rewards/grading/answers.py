@@ -159,7 +159,7 @@ def numbers_in(what: str, given: object) -> list[Any] | InvalidScore:
     except FunctionError as failed:
         return InvalidScore(f"returned a ProcessReward whose {what} cannot be read", failed.__cause__)
     if isinstance(values, str):
-        return InvalidScore(f"{values} as {what}; give a list of numbers, None where there is none")
+        return InvalidScore(f"{values} as {what}; give a list of numbers, None for no number")
     numbers: list[Any] = []
     for place, value in enumerate(values):
         number = finite_score(value)
