@@ -292,7 +292,7 @@ def test_what_messages_name_exists_where_they_are_read() -> None:
     ("file", "says", "offence"),
     [
         ("runs/x.py", "see `posttrain evaluate` of it", "no command evaluate"),
-        ("commands/x.py", "go on with   posttrain lr --resume {}", "no command lr"),
+        ("commands/x.py", "continue     posttrain lr --resume {}", "no command lr"),
         ("commands/x.py", "choose another with --place", "no flag --place"),
         ("rewards/x.py", "grade(error='none') in the recipe", "no grade(error)"),
         ("rewards/x.py", "reward_function(call, nome=...) in the recipe", "no reward_function(nome)"),

@@ -1,4 +1,4 @@
-"""The `posttrain` program: runs a command, and turns a user's mistake into one message and an exit code.
+"""The `posttrain` program: runs a command; turns a user's mistake into a message and an exit code.
 
 0: done.  1: the run failed.  2: wrong usage.  130: interrupted.  Nothing heavy is imported here.
 """
@@ -31,7 +31,7 @@ MACHINE_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code says how it went."""
+    """Run a command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:
         print(FIRST_STEPS)
@@ -90,7 +90,7 @@ def run_named_command(command: str, arguments: Sequence[str]) -> int:
 
 
 def typed_again(verb: str, command: str, arguments: Sequence[str]) -> str:
-    """Words that lead to the command as it was typed; none without a verb."""
+    """A hint to run the command again as typed; empty without a verb."""
     from shlex import join
 
     return f"  {verb}   {join(['posttrain', command, *arguments])}" if verb else ""

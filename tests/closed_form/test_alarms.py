@@ -212,7 +212,7 @@ def test_no_signal_for_long() -> None:
         assert says in alarm.says
 
 
-@pytest.mark.parametrize(("failed", "says"), [(0.0, "no reward function applies"), (8.0, "8 scores could not be had")])
+@pytest.mark.parametrize(("failed", "says"), [(0.0, "no reward function applies"), (8.0, "8 scores failed")])
 def test_a_step_without_any_score_is_told_at_once_and_why(failed: float, says: str) -> None:
     assert names([{"step": 1, "frac_unscored": 0.99}]) == []
     (alarm,) = alarms([{"step": 1, "frac_unscored": 1.0, "num_score_failures": failed}], {})

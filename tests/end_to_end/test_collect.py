@@ -226,12 +226,12 @@ def test_people_go_on_without_the_model(policy: Policy, tmp_path: Path, monkeypa
 
 def test_other_recipes_and_folders_are_refused(policy: Policy, tmp_path: Path) -> None:
     collected(policy, tmp_path / "run")
-    with refused("differs from the collection's own in collect.group_size = 2, which was 3"):
+    with refused("differs from the collection's own in collect.group_size = 2 (was 3)"):
         collected(policy, tmp_path / "run", collect={"group_size": 2}, resume=True)
     (tmp_path / "trained").mkdir()
     for name in ("config.yaml", "metrics.jsonl", ".posttrain.lock"):
         (tmp_path / "trained" / name).touch()
-    with refused("holds a run of another command"):
+    with refused("contains a run of another command"):
         collected(policy, tmp_path / "trained")
     with refused("not a run folder"):
         collected(policy, tmp_path / "none", resume=True)
@@ -239,7 +239,7 @@ def test_other_recipes_and_folders_are_refused(policy: Policy, tmp_path: Path) -
         collected(policy, tmp_path / "nobody", None, **BY_PEOPLE)
     journal = tmp_path / "run" / "completions.jsonl"
     journal.write_text("".join(["[]\n", *journal.read_text().splitlines(keepends=True)]))
-    with refused("completions.jsonl, line 1: list in place of an object", error=RunError):
+    with refused("completions.jsonl, line 1: list instead of an object", error=RunError):
         collected(policy, tmp_path / "run", resume=True)
 
 

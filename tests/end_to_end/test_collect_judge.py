@@ -251,7 +251,7 @@ def test_a_spent_budget_is_raised_and_the_collection_goes_on(model: Path, tmp_pa
     with endpoint(longer) as again:
         run = collected(folder, again, model, resume=True, options={"at_once": 2, "token_budget": 3000})
         assert len(again.asked) == 2 * run.summary["num_pairs"] - 3 or run.summary["num_open"] == 0
-    with refused("judge.options.part = all, which was missing"):
+    with refused("judge.options.part = all (was missing)"):
         collected(folder, "http://localhost:1", model, resume=True, options={"part": "all"})
 
 

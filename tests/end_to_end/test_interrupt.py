@@ -62,7 +62,7 @@ def test_a_signal_ends_the_run_after_its_step_and_resuming_makes_it_whole(folder
     ended = running.ended()
     run = place / "run"
     assert ended.code == 130
-    assert ended.err == "SIGTERM: the run stops after step 2 and saves it.  Again to stop at once.\n"
+    assert ended.err == "SIGTERM: the run stops after step 2 and saves it.  Interrupt again to stop immediately.\n"
     assert steps_logged(run) == [0, 1, 2]
     assert checkpoints(run) == ["step-000000", "step-000002"]
     assert "SIGTERM: stopped after step 2; everything is saved." in ended.out
@@ -84,8 +84,8 @@ def test_a_second_signal_ends_it_at_once(folder: Path, second: signal.Signals) -
     ended = running.ended()
     assert ended.code == 130
     assert ended.err == (
-        "SIGINT: the run stops after step 2 and saves it.  Again to stop at once.\n"
-        f"posttrain: {second.name}: interrupted.  Kept: step 0 and what came before it.  Go on with"
+        "SIGINT: the run stops after step 2 and saves it.  Interrupt again to stop immediately.\n"
+        f"posttrain: {second.name}: interrupted.  Kept: step 0 and everything before it.  Continue with"
         "   posttrain rl --resume run   (in Python train(config, resume=True))\n"
     )
     assert steps_logged(place / "run") == [0, 1]
@@ -117,11 +117,13 @@ def test_a_signal_while_a_run_is_loaded_again_says_what_is_kept(folder: Path) ->
         assert ended.code == 130
         if moment.startswith("open"):
             assert ended.err == (
-                "posttrain: SIGTERM: interrupted.  Kept: step 1 and what came before it.  Go on with"
+                "posttrain: SIGTERM: interrupted.  Kept: step 1 and everything before it.  Continue with"
                 "   posttrain rl --resume run   (in Python train(config, resume=True))\n"
             )
         else:  # in a step it waits for the end of that
-            assert ended.err == "SIGTERM: the run stops after step 2 and saves it.  Again to stop at once.\n"
+            assert (
+                ended.err == "SIGTERM: the run stops after step 2 and saves it.  Interrupt again to stop immediately.\n"
+            )
             assert "SIGTERM: stopped after step 2; everything is saved." in ended.out
 
 
@@ -203,7 +205,7 @@ def test_a_run_is_told_once_and_waited_for(tmp_path: Path, number: signal.Signal
     _, said = runner.communicate(timeout=30)
     assert not is_running(child)
     assert f"StoppedAtOnce: {number.name}: interrupted.  Kept: the first." in said
-    assert "cell: it stops after its current step.  Again to stop it at once.\n" in said
+    assert "cell: it stops after its current step.  Interrupt again to stop immediately.\n" in said
     assert (tmp_path / "log").read_text() == f"told {1 + twice} times\n"
 
 

@@ -38,7 +38,7 @@ class Moment:
 
 LOADING = "open .posttrain.lock 1"
 AGAIN = "interrupted.  Nothing of this run is kept yet.  Start again with   posttrain {name} recipe.yaml"
-AFTER_THE_LAST = "Go on with   posttrain {name} --resume run   (in Python train(config, resume=True))"
+AFTER_THE_LAST = "Continue with   posttrain {name} --resume run   (in Python train(config, resume=True))"
 
 
 @pytest.mark.parametrize("name", ["rl", *KINDS])
@@ -56,7 +56,7 @@ def test_a_run_that_is_interrupted_in_the_evaluation_at_its_end_stops_at_once_an
     )
     ended = interrupted(moment, name, "recipe.yaml", folder=where)
     last = max(path.name for path in (where / "run" / "checkpoints").iterdir())
-    kept = f"Kept: step {int(last[5:])} and what came before it."
+    kept = f"Kept: step {int(last[5:])} and everything before it."
     assert last_line(ended) == f"posttrain: SIGINT: interrupted.  {kept}  {AFTER_THE_LAST.format(name=name)}"
     assert command(name, "--resume", "run", folder=where).code == 0
     assert json.loads((where / "run" / "summary.json").read_text())["after"]
@@ -117,7 +117,7 @@ def test_a_collection_keeps_the_batch_in_progress_and_a_second_signal_says_what_
         "call posttrain.commands.collection.prompt_sampler:PromptSampler.sampled 1", *argv, folder=where
     )
     assert last_line(ended) == (
-        "SIGINT: the collection stops after the current part, and saves it.  Again to stop at once."
+        "SIGINT: the collection stops after the current part, and saves it.  Interrupt again to stop immediately."
     )
     assert "continue   posttrain collect --resume run\n" in ended.out
     assert len(records(where / "run" / "completions.jsonl")) == 1
@@ -145,7 +145,9 @@ def test_a_collection_that_is_ended_at_once_keeps_the_prompts_before(folder: Pat
     ended = command(*argv, folder=where)
     assert ended.code == 130, ended.err
     kept = "Kept: 1 prompt with its completions, 0 answers, 0 votes."
-    assert last_line(ended) == (f"posttrain: SIGINT: interrupted.  {kept}  Go on with   posttrain collect --resume run")
+    assert last_line(ended) == (
+        f"posttrain: SIGINT: interrupted.  {kept}  Continue with   posttrain collect --resume run"
+    )
 
 
 def several(where: Path) -> tuple[list[str], list[str]]:
@@ -186,4 +188,4 @@ def test_a_command_of_several_runs_says_which_are_kept_and_the_same_command_goes
     where = folder / f"{which}-{len(moment)}"
     argv = dict(zip(("compare", "phases"), several(where), strict=True))[which]
     ended = interrupted(moment, *argv, folder=where)
-    assert last_line(ended) == f"posttrain: SIGINT: interrupted.  {keeps}  Go on with   {typed(argv)}"
+    assert last_line(ended) == f"posttrain: SIGINT: interrupted.  {keeps}  Continue with   {typed(argv)}"

@@ -99,7 +99,7 @@ def test_a_run_is_not_resumed_over_another_base(tmp_path: Path) -> None:
     config = posttrain.load_recipe(folder / "config.yaml", run={"num_steps": 2, "folder": str(folder)})
     with refused("has changed since the run began"):
         posttrain.train(config, resume=True)
-    with refused("frozen weights are not those", "made over", "base (SHA-256", error=RunError):
+    with refused("frozen weights differ from", "made with", "base (SHA-256", error=RunError):
         posttrain.train(config, resume=True, accept_changes=True)
 
 

@@ -114,7 +114,7 @@ def test_held_out_rows_from_python_are_measured_and_belong_to_the_run(folder: Pa
     before = run.summary["before"]
     assert isinstance(before, Mapping)
     assert before["num_problems"] == 3
-    with refused("held_out_rows = 4 rows is given, and the run was made with 3 rows"):
+    with refused("held_out_rows = 4 rows is given, but the run was made with 3 rows"):
         posttrain.train(config, rows=SUMS, held_out_rows=SUMS[:4], rewards=digits, resume=True)
     with refused("held_out_rows: the task is countdown, which makes its own prompts"):
         posttrain.train(posttrain.Config(), held_out_rows=SUMS, rewards=digits)

@@ -200,7 +200,7 @@ def test_every_setting_that_is_advised_is_one_that_the_recipe_takes(given: list[
 def test_where_nothing_helps_or_one_setting_does_the_warning_says_so() -> None:
     given = ["plan", "countdown-base", "--gpu-gb", "0.1"]
     said = printed(*given, "--sft.tokens-per-microbatch", "512")
-    assert "GPU memory.  Take a smaller model." in said
+    assert "GPU memory.  Use a smaller model." in said
     assert "together" not in said
     assert "By itself" not in said
     assert "With sft.tokens_per_microbatch = " in (said := printed(*given, "--sft.tokens-per-microbatch", "99999"))

@@ -164,7 +164,7 @@ def test_a_preview_shows_special_tokens_prefill_last_ids_and_columns() -> None:
         f'last ids   {tokens[-4]} ":", {tokens[-3]} " ", {tokens[-2]} "<think>", {newline} "\\n"',
         "columns    answer = '4'",
     ]
-    assert prompt_preview_lines([rendered("hi")], reader(None))[0] == "template   none: the prompts are text"
+    assert prompt_preview_lines([rendered("hi")], reader(None))[0] == "template   not used: the prompts are text"
     assert prompt_preview_lines([rendered("hi")], reader())[0].endswith("text, and the model has one")
 
 

@@ -100,11 +100,11 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_back(folder: Path, of_t
     run = folder / "two" / "run"
     ended = command("rl", "--resume", run, "--from-step", "2", folder=folder)
     assert ended.code == 0, ended.err
-    assert "ranks is 1 here, and was 2 when the checkpoint was made" in ended.out
+    assert "ranks is 1 here, but was 2 when the checkpoint was made" in ended.out
     once = weights(run)
     ended = by_ranks("rl", "--resume", run, "--from-step", "4", "--run.num-steps", "5", folder=folder)
     assert ended.code == 0, ended.err
-    assert "ranks is 2 here, and was 1" in ended.out
+    assert "ranks is 2 here, but was 1" in ended.out
     whole = tiny_recipe(folder / "five", **SMALL, run={"num_steps": 5})
     assert command("rl", whole, folder=folder).code == 0
     assert largest_difference(folder / "five" / "run", run) < 1e-6
@@ -252,7 +252,7 @@ def test_a_run_killed_before_its_first_step_is_restarted_by_torchrun(folder: Pat
     argv = [sys.executable, *launch, program, "sft", "--model.path", folder / "model", *few]
     ended = subprocess.run([*argv, "--run.folder", tmp_path / "run"], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
-    assert "No checkpoint yet: the run starts again." in ended.stdout
+    assert "No checkpoint yet: the run starts from the beginning." in ended.stdout
 
 
 REVERSED = """

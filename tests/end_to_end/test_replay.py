@@ -109,7 +109,7 @@ def test_what_cannot_be_replayed_says_why(model: Path, tmp_path: Path) -> None:
     config, file = trained(model, tmp_path, {}, [dice]), tmp_path / "rollouts" / "step-000002.parquet"
     kept = file.read_bytes()
     pq.write_table(pq.read_table(file).replace_schema_metadata(None), file)
-    with refused(str(file), "lacks the weights of rewards"):
+    with refused(str(file), "does not contain the weights of rewards"):
         replayed(config, [dice])
     file.write_bytes(kept[:-40])
     with refused(str(file), "damaged", error=RunError):

@@ -222,8 +222,7 @@ def test_an_option_that_was_edited_by_hand_is_refused_with_the_recipe_as_it_was(
     before = files_of(run)
     said = refused("rl", "--resume", str(run), "--run.num-steps", "5")
     assert said.startswith(
-        f"posttrain: resume {run}: the config differs from the run's own in"
-        f" {option} = {EDITS[option]}, which was {was}."
+        f"posttrain: resume {run}: the config differs from the run's own in {option} = {EDITS[option]} (was {was})."
     )
     assert files_of(run) == before
     program, source, target = shlex.split(said.partition("Restore it: ")[2].partition(", or start")[0])
@@ -260,10 +259,8 @@ def test_a_finished_run_without_its_checkpoints_is_not_begun_anew(gone: str, run
         lost.mkdir()
     before = files_of(run)
     said = refused("rl", "--resume", str(run), code=1)
-    assert f"{lost}: holds no checkpoint, and metrics.jsonl has steps up to 4." in said
-    restore = (
-        "Restore its files" if lost == last else "Restore the checkpoints, or start the run anew with run.overwrite"
-    )
+    assert f"{lost}: has no checkpoint, but metrics.jsonl has steps up to 4." in said
+    restore = "Restore its files" if lost == last else "Restore the checkpoints, or start again with run.overwrite"
     assert restore in said
     assert files_of(run) == before
     if lost == last:
@@ -316,10 +313,10 @@ def test_what_is_missing_of_finished_steps_is_told_and_the_run_goes_on(run: Path
     (run / "scores.jsonl").write_text("")
     out = printed("rl", "--resume", run, "--run.num-steps", "5")
     for file, steps in (("metrics.jsonl", "1-3"), ("scores.jsonl", "1-4"), ("rollouts", "2")):
-        assert f"{file} lacks steps {steps}, which were finished: the run continues without them." in out
+        assert f"{file}: finished steps {steps} are missing; the run continues without them." in out
     assert [line["step"] for line in metrics_of(run)] == [0, 4, 5]
     os.truncate(run / "metrics.jsonl", 0)  # nor does a journal that is gone break the pictures of a finished run
-    assert "metrics.jsonl lacks steps 0-5, which" in printed("rl", "--resume", run)
+    assert "metrics.jsonl: finished steps 0-5 are missing" in printed("rl", "--resume", run)
 
 
 def test_an_older_damaged_checkpoint_is_told(run: Path, four: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -261,7 +261,7 @@ def test_an_accepted_change_is_noted_once(model: Path, tmp_path: Path, capsys: p
     assert refusal.value.command.endswith("or accept it: --accept-changes.")
     posttrain.train(config(folder, 2), **objects_for(model, rewards=[mended]), resume=True, accept_changes=True)
     (change,) = json.loads((folder / "inputs.json").read_text())["changes"]
-    assert change == "rewards[0] = mended is given, and the run was made with dice"
+    assert change == "rewards[0] = mended is given, but the run was made with dice"
     assert f"Changed since the run began: {change}." in capsys.readouterr().out
     resume(folder, 3, **objects_for(model, rewards=[mended]))  # which is now what the run is made of
     assert json.loads((folder / "inputs.json").read_text())["changes"] == [change]

@@ -242,7 +242,7 @@ def test_a_session_of_another_number_of_threads_waits_for_the_first(model: Path,
 
     with session(2) as first:
         assert torch.get_num_threads() == 2
-        with refused("run.threads = 3", "computes with 2") as refusal:
+        with refused("run.threads = 3", "uses 2") as refusal:
             session(3)
         assert refusal.value.exit_code == 2
         with session(2), session(0):

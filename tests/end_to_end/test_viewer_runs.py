@@ -93,7 +93,7 @@ def test_tables_name_what_is_missing_or_damaged(tmp_path: Path, monkeypatch: pyt
     run = posttrain.open_run(write_run(tmp_path / "run"))
     with refused("no file has the column `rewards`", "score/maths"):
         run.rollouts(columns=["rewards"])
-    with refused("there is no file", "step"):
+    with refused("no files", "step"):
         run.rollouts(steps=[99])
     monkeypatch.setitem(sys.modules, "pandas", None)
     with refused("pandas is not installed", "pip install pandas"):

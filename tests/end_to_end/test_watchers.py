@@ -105,7 +105,7 @@ def test_what_a_watcher_returns_is_shown_and_its_time_is_a_stage_by_a_name_of_it
 RETURNED: dict[str, tuple[object, tuple[str, ...]]] = {
     "a number": (3, ("returned 3 (int)", "a mapping of metrics to numbers")),
     "text": ("done", ("returned 'done' (str)", "a mapping")),
-    "a name that is none": ({1: 2.0}, ("1 = 2.0", "A name is a text")),
+    "a name that is none": ({1: 2.0}, ("1 = 2.0", "Use a name that the run does not use")),
     "a text for a number": ({"mine": "2"}, ("'mine' = '2' (str)", "its value a number")),
     "a metric of this step": ({"reward": 1.0}, ("'reward' = 1.0", "own/reward")),
     "a metric of other steps": ({"eval/accuracy_sampled": 1.0}, ("own/eval_accuracy_sampled",)),

@@ -174,7 +174,7 @@ def test_the_newest_finished_checkpoint_is_loaded_and_unfinished_ones_are_passed
     ("file", "harm", "told"),
     [
         ("policy.safetensors", flip_bit, "SHA-256"),
-        ("policy.safetensors", lambda file: os.truncate(file, 100), "100 bytes, where manifest.json says"),
+        ("policy.safetensors", lambda file: os.truncate(file, 100), "100 bytes, but manifest.json says"),
         ("policy.safetensors", Path.unlink, "missing, but manifest.json lists it"),
         ("state.json", flip_bit, "SHA-256"),
         ("manifest.json", Path.unlink, "missing or not readable"),
@@ -276,7 +276,7 @@ def test_a_thread_count_that_cannot_be_had_stops_the_resumed_run(tmp_path: Path,
     fill(tmp_path, 1)
     saved = load_latest(tmp_path)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    with claim_threads(0) as threads, refused("takes only 3", error=RunError):
+    with claim_threads(0) as threads, refused("only uses 3", error=RunError):
         restore_threads(saved, threads)
 
 

@@ -221,7 +221,7 @@ def test_without_a_folder_nothing_is_done() -> None:
 
 
 def test_a_folder_without_rollouts_is_refused_before_anything_is_sampled(tmp_path: Path) -> None:
-    with refused("algorithm.critic.warm_start =", ": holds no step-N.parquet"):
+    with refused("algorithm.critic.warm_start =", ": does not contain step-N.parquet"):
         earlier_rollouts(build_algorithm({"name": "ppo", "critic": {"warm_start": str(tmp_path)}}))
 
 

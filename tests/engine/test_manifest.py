@@ -152,7 +152,7 @@ def test_any_good_checkpoint_can_be_gone_on_from_and_a_damaged_or_absent_one_is_
         load_step(tmp_path, 10)
     with refused("from_step = 7:", "no checkpoint of that step.", "one of 5, 10, 15."):
         load_step(tmp_path, 7)
-    with refused("It holds none"):
+    with refused("There is none"):
         load_step(tmp_path / "empty", 7)
 
 

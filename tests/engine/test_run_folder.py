@@ -59,7 +59,7 @@ def test_an_existing_run_is_not_overwritten_unless_told(tmp_path: Path) -> None:
         run.append_metrics(1, {"reward": 0.5})
         run.write_rollouts(1, GROUPS, GRADES, ADVANTAGES)
     (tmp_path / "notes.txt").write_text("mine")
-    with refused("already holds a run", "resume=True", "run.overwrite = true") as error:
+    with refused("already contains a run", "resume=True", "run.overwrite = true") as error:
         RunFolder.create(tmp_path, "new: 1\n")
     assert error.value.exit_code == 2
     assert all(flag in error.value.command for flag in ("--resume", "--run.overwrite", "--run.folder"))
@@ -262,8 +262,8 @@ def test_a_damaged_line_in_the_middle_of_a_journal_is_named(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("[1, 2]", "list in place of an object"),
-        ("7", "int in place of an object"),
+        ("[1, 2]", "list instead of an object"),
+        ("7", "int instead of an object"),
         ('{"reward": 0.5}', "step = None is not the number of a step"),
         ('{"step": "one"}', "step = 'one' is not the number of a step"),
         ('{"step": true}', "step = True is not the number of a step"),

@@ -101,7 +101,7 @@ def test_a_tracker_that_fails_to_the_end_is_told_of_at_the_end_too(tmp_path: Pat
     run.end()
     first, last = run.notes
     assert "failed" in first
-    assert last.startswith("Tracker wandb lacks the end of the run: ConnectionError: the line is dead.")
+    assert last.startswith("Tracker wandb did not receive the end of the run: ConnectionError: the line is dead.")
 
 
 def test_no_step_waits_for_a_tracker_that_hangs_and_the_end_waits_for_so_long(tmp_path: Path, monkeypatch) -> None:
@@ -114,7 +114,7 @@ def test_no_step_waits_for_a_tracker_that_hangs_and_the_end_waits_for_so_long(tm
         run.tracker.on_step(StepReport(step=step, metrics={}))
     run.end()
     (note,) = run.notes
-    assert "lacks the end of the run: no answer within 0.05 s" in note
+    assert "did not receive the end of the run: no answer within 0.05 s" in note
     service.free.set()
 
 

@@ -1,1 +1,1 @@
-"""What every run needs, whichever loop it is of: its folder, checkpoints, journals, alarms, progress and pictures."""
+"""What every kind of run needs: folder, checkpoints, journals, alarms, progress and pictures."""

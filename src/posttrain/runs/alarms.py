@@ -1,7 +1,7 @@
 """Signs that a policy learns something other than its task.
 
-Pure functions of a run's metrics lines, so that a resumed run raises the same alarms.  An alarm says what was seen and
-shows a completion; it changes nothing.  An alarm about an outcome that the reward pays is a notice.
+Pure functions of a run's metrics lines, so that a resumed run raises the same alarms.  An alarm says what happened and
+shows a completion; it does not change the run.  An alarm about an outcome that the reward pays is a notice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,35 +13,35 @@ import torch
 from posttrain.records import Grades, Group, Rollout
 
 WINDOW = 10
-"""Steps that recent ones are compared with."""
+"""Number of earlier steps that recent steps are compared with."""
 RECENT = 3
-"""Steps for the share of an outcome: a single step depends on the luck of its problems."""
+"""Steps for the share of an outcome: in a single step, it depends on which problems were drawn."""
 HALF = WINDOW // 2
-"""Steps behind a mean reward, or the first steps of a run."""
+"""Steps averaged for a mean reward, or for the first steps of a run."""
 AGAIN_AFTER = 20
 """Steps before the same alarm is raised again."""
 OUTCOME_JUMP = 0.3
 LENGTH_FACTOR = 2.5
 DRIFT_FACTOR = 8.0
-"""Against the first steps: a policy that learns the demo honestly grows by a factor of four."""
+"""Growth against the first steps: in an honest run of the demo, completions grow by a factor of four."""
 CLIPPED_JUMP = 0.3
 REPETITION = 0.5
 REPETITION_JUMP = 0.25
 SILENT_GROUPS = 0.8
 LEAST_RISE = 0.25
-"""In deviations of the reward within a group, independent of the reward's scale."""
+"""In standard deviations of the reward within a group, so independent of the reward's scale."""
 EXCERPT = 600
 SHOWN = 8
-"""Completions that an alarm names."""
+"""Number of completions that an alarm names."""
 EXPLAINED = "value/explained_variance"
 TEACHER = "kl_teacher"
-"""A metric of runs that learn from a teacher, whatever their rewards."""
+"""A metric of runs that learn from a teacher, with or without rewards."""
 GAP, GAP_LIMIT, MOST_GAPS = (f"sampling/sampling_logp_difference/{name}" for name in ("max", "limit", "most"))
 """Difference of sampler and trainer: the largest of a step, its limit, and for mixtures in bfloat16 what most tokens do
 not exceed, which is then compared with the limit."""
 EFFECTIVE, LEAST_EFFECTIVE = "sampling/effective_sample_size", 0.5
 LITTLE_EXPLAINED = 0.01
-"""Of the variance of returns: a useless critic."""
+"""Explained share of the variance of returns below which a critic is useless."""
 
 Line = Mapping[str, int | float | None]
 """One line of metrics.jsonl."""
@@ -54,11 +54,11 @@ class Alarm:
     name: str
     says: str
     outcome: tuple[str, str] | None = None
-    """Its reward function and verdict."""
+    """The reward function and verdict that the alarm is about."""
 
 
 def alarms(history: Sequence[Line], raised: Mapping[str, int]) -> list[Alarm]:
-    """The alarms of the last line, given all before it and the steps at which each was raised last."""
+    """The alarms of the last line, given all earlier lines and the step at which each alarm was last raised."""
     step = int(history[-1]["step"] or 0)
     found = [
         *outcome_jumps(history),
@@ -99,7 +99,7 @@ def outcome_jumps(history: Sequence[Line]) -> list[Alarm]:
 
 
 def held_out_jumps(history: Sequence[Line]) -> list[Alarm]:
-    """The share of an outcome jumps between evaluations; a rise that the accuracy shares is learning."""
+    """The share of an outcome jumps between evaluations; if the accuracy rises with it, this is learning."""
     found = []
     *earlier, last = history
     evaluations = [line for line in earlier if "eval/accuracy_sampled" in line][-HALF:]
@@ -115,7 +115,7 @@ def held_out_jumps(history: Sequence[Line]) -> list[Alarm]:
 
 
 def length(history: Sequence[Line]) -> Alarm | None:
-    """Completions jump in length, or have grown many times over, or more of them reach the limit."""
+    """Completions suddenly change in length, have grown many times over, or reach the limit more often."""
     lengths = known(history, "completions/mean_length")
     first, recent = fmean(lengths[:HALF] or [0.0]), fmean(lengths[-RECENT:] or [0.0])
     before = known(history[-1 - WINDOW : -1], "completions/mean_length")
@@ -125,8 +125,8 @@ def length(history: Sequence[Line]) -> Alarm | None:
         return None
     drifted = recent >= DRIFT_FACTOR * first > 0
     if now >= LENGTH_FACTOR * fmean(before) or drifted or now_clipped - fmean(clipped) >= CLIPPED_JUMP:
-        tokens = f"completions have {now:.0f} tokens after {fmean(before):.0f}, and {first:.0f} at the start"
-        limit = f"{now_clipped:.0%} run into the limit after {fmean(clipped):.0%} at the start"
+        tokens = f"completions have {now:.0f} tokens, up from {fmean(before):.0f} before and {first:.0f} at the start"
+        limit = f"{now_clipped:.0%} reach the limit, compared with {fmean(clipped):.0%} at the start"
         return Alarm("length", f"{tokens}, and {limit}")
     return None
 
@@ -136,7 +136,7 @@ def repetition(history: Sequence[Line]) -> Alarm | None:
     before, now = known(history[:-1], "completions/repetition")[:HALF], history[-1].get("completions/repetition")
     if now is None or not before or now < REPETITION or now - fmean(before) < REPETITION_JUMP:
         return None
-    says = f"{now:.0%} of all 4-grams occurred before in their completion, after {fmean(before):.0%} at the start"
+    says = f"{now:.0%} of all 4-grams repeat earlier ones of a completion, up from {fmean(before):.0%} at the start"
     return Alarm("repetition", says)
 
 
@@ -151,7 +151,7 @@ def no_signal(history: Sequence[Line]) -> Alarm | None:
         return None
     reward = history[-1].get("reward")
     told = "not scored" if reward is None else f"{reward:.3f} on average"
-    says = f"in {WINDOW} steps {fmean(silent):.0%} of the groups had rewards that do not differ; they are {told}"
+    says = f"over {WINDOW} steps, all rewards were equal in {fmean(silent):.0%} of the groups; they are {told}"
     return Alarm("no signal", says)
 
 
@@ -162,13 +162,13 @@ def critic(history: Sequence[Line]) -> Alarm | None:
         return None
     says = (
         f"for {WINDOW} steps values have explained less than {LITTLE_EXPLAINED:.0%} of the variance of returns,"
-        f" {explained[-1]:z.2f} now: one number for all would do as well"
+        f" now {explained[-1]:z.2f}: a constant would predict as well"
     )
     return Alarm("critic", says)
 
 
 def sampler_gap(history: Sequence[Line]) -> Alarm | None:
-    """Log-probs of sampler and trainer differ by more than their arithmetic explains."""
+    """Log-probs of sampler and trainer differ by more than rounding explains."""
     judged = judged_gap(history[-1])
     if judged is None or judged[1] <= judged[2]:
         return None
@@ -178,13 +178,13 @@ def sampler_gap(history: Sequence[Line]) -> Alarm | None:
 
 
 def few_effective_samples(history: Sequence[Line]) -> Alarm | None:
-    """The weights that sampled are so old that ratios to them leave few tokens."""
+    """The weights that sampled are so old that importance weighting leaves few effective tokens."""
     share = history[-1].get(EFFECTIVE)
     if share is None or share >= LEAST_EFFECTIVE:
         return None
     return Alarm(
         "effective sample size",
-        f"weighted by π/μ, the step's tokens are worth {share:.0%} of as many by the present policy.  Lower"
+        f"weighted by π/μ, the step's tokens are worth {share:.0%} of as many from the current policy.  Lower"
         " rollout.max_staleness or update.learning_rate",
     )
 
@@ -203,12 +203,12 @@ def unscored(history: Sequence[Line]) -> Alarm | None:
     if history[-1].get("frac_unscored") != 1:
         return None
     failed = history[-1].get("num_score_failures")
-    why = f"{failed:.0f} scores could not be had" if failed else "no reward function applies to any of them"
+    why = f"{failed:.0f} scores failed" if failed else "no reward function applies to them"
     return Alarm("unscored", f"no completion of the step has a reward: {why}")
 
 
 def same_reward(history: Sequence[Line]) -> Alarm | None:
-    """Since the start of the run each reward function has given the same score to everything."""
+    """Since the start of the run, each reward function has given every completion the same score."""
     if history[-1].get("frac_uninformative_groups") != 1 or TEACHER in history[-1]:
         return None
     lines = [line for line in history if line.get("reward") is not None]
@@ -231,7 +231,7 @@ class PastEvaluation:
     high: float
     rewards: list[float]
     within: float
-    """Mean deviation of the reward within a group."""
+    """Mean standard deviation of the reward within a group."""
 
 
 def evaluation_at(history: Sequence[Line], at: int) -> PastEvaluation | None:
@@ -245,7 +245,7 @@ def evaluation_at(history: Sequence[Line], at: int) -> PastEvaluation | None:
 
 
 def reward_alone(history: Sequence[Line]) -> Alarm | None:
-    """The reward rose and held-out accuracy did not, or accuracy fell below its best and the reward did not fall.
+    """The reward rose but held-out accuracy did not, or accuracy fell below its best but the reward did not fall.
 
     A rise must exceed the spread over steps and a quarter of the spread within groups.  A fall of accuracy counts where
     the intervals do not overlap.
@@ -276,7 +276,7 @@ def bar(before: PastEvaluation, now: PastEvaluation) -> float:
 
 
 def is_notice(alarm: Alarm, grades: Grades) -> bool:
-    """Whether completions with the alarm's outcome score above the others of the step.
+    """Whether completions with the alarm's outcome score higher than the rest of the step.
 
     Such an outcome rises because it is rewarded, as when a policy learns a format.
     """
@@ -292,7 +292,7 @@ def is_notice(alarm: Alarm, grades: Grades) -> bool:
 
 
 def illustrations(alarm: Alarm, groups: Sequence[Group], grades: Grades) -> list[tuple[Group, Rollout]]:
-    """Completions of the step that show what the alarm is about, the clearest first; at most `SHOWN`."""
+    """Completions of the step that show what the alarm is about, clearest first; at most `SHOWN`."""
     rows = [(i, j) for i, group in enumerate(groups) for j in range(len(group.rollouts))]
     if alarm.outcome is not None and alarm.outcome[0] in grades.outcomes:
         told = grades.outcomes[alarm.outcome[0]]
@@ -305,7 +305,7 @@ def illustrations(alarm: Alarm, groups: Sequence[Group], grades: Grades) -> list
 
 
 def transcript(group: Group, rollout: Rollout) -> str:
-    """An excerpt of a completion, below the end of its prompt."""
+    """The end of a prompt, and below it an excerpt of a completion."""
     text = group.graded_text(rollout)
     shown = text if len(text) <= EXCERPT else f"{text[: EXCERPT // 2]} … {text[-EXCERPT // 2 :]}"
     return f"{group.prompt.text.strip()[-200:]}\n{shown}"

@@ -2,8 +2,8 @@
 
 checkpoints/step-000012/ has named tensors (policy.safetensors, optimizer.safetensors, …; of several ranks a file
 shard-*.safetensors from each; no pickle, nothing that can run code), state.json with other state of the next step,
-config.yaml with the recipe and manifest.json (see files.py).  It is written under a temporary name, synced to the disk
-and renamed: a folder called step-N is whole, or was damaged later, which the hashes show.
+config.yaml with the recipe and manifest.json (see files.py).  It is written under a temporary name, synced to disk and
+renamed, so a folder called step-N is complete.  If it was damaged later, the hashes show it.
 """
 
 import json
@@ -45,12 +45,12 @@ class ThreadClaim:
         self.release()
 
     def take(self, count: int, what: str) -> None:
-        """Claim a number; `what` begins the message where another session has another number."""
+        """Claim a number; `what` begins the error message if another session has claimed a different number."""
         with self._lock:
             held = [each.count for each in self._open if each is not self and each.count]
             if any(each != count for each in held):
                 raise UserError(
-                    f"{what}, but another session of this process computes with {held[0]}, and torch has one number of"
+                    f"{what}, but another session of this process uses {held[0]}, and torch has a single number of"
                     " threads.  Close that session, use its run.threads, or start another process."
                 )
             if not held and not self.count:
@@ -60,7 +60,7 @@ class ThreadClaim:
             torch.set_num_threads(count)
 
     def release(self) -> None:
-        """Drop the claim; the last one restores the number.  Releasing twice does nothing."""
+        """Release the claim; the last release restores the earlier number.  Releasing twice has no effect."""
         with self._lock:
             held, self.count = self.count, 0
             if held and not any(each.count for each in self._open):
@@ -68,9 +68,9 @@ class ThreadClaim:
 
 
 def claim_threads(count: int) -> ThreadClaim:
-    """Set torch's number of threads until the claim is released; 0 changes nothing.
+    """Set torch's number of threads until the claim is released; 0 leaves it unchanged.
 
-    Raises UserError where an open session has claimed another number.
+    Raises UserError if an open session has claimed another number.
     """
     claim = ThreadClaim()
     if count:
@@ -80,7 +80,7 @@ def claim_threads(count: int) -> ThreadClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One saved state, read back and found undamaged."""
+    """One saved state, read and verified."""
 
     step: int
     path: Path
@@ -111,11 +111,11 @@ def save(
     score: float | None = None,
     recipe: str = "",
 ) -> Path:
-    """Save a step; when this returns it is on the disk, and until then the earlier ones are.
+    """Save a step.  When this returns, it is on disk; until then, the earlier checkpoints stay.
 
     `prune` keeps those with the best `score` (higher is better); `recipe` is the text of the run's config.  An
-    undamaged checkpoint of the step stays: the same step of the same run has the same bits.  Each of several ranks
-    writes its parts of the tensors.
+    undamaged checkpoint of the step stays, since the same step of the same run has the same bits.  With several ranks,
+    each writes its parts of the tensors.
     """
     path = folder / f"step-{step:06d}"
     temporary = folder / (files.TEMPORARY + path.name)
@@ -154,27 +154,27 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensors] | RankTensors) -> N
 
 
 def write_state(path: Path, state: Mapping[str, object], recipe: str) -> None:
-    """What a checkpoint holds but for tensors and the manifest."""
+    """The content of a checkpoint except tensors and the manifest."""
     files.write_atomically(path / "state.json", json.dumps(dict(state), allow_nan=False).encode())
     if recipe:
         files.write_atomically(path / files.RECIPE, recipe.encode())
 
 
 def load_latest(folder: Path, *, command: str = "rl") -> Checkpoint | None:
-    """The newest checkpoint, or None where none was finished; `command` resumes the run, for messages.
+    """The newest checkpoint, or None if none was finished; `command` is the command that resumes the run, for messages.
 
-    A damaged one is an error: taking an older one silently would lose steps.
+    A damaged checkpoint is an error: silently using an older one would lose steps.
     """
     steps = files.saved_steps(folder)
     return load_step(folder, max(steps), command=command) if steps else None
 
 
 def load_step(folder: Path, step: int, *, command: str = "rl") -> Checkpoint:
-    """The checkpoint of a step.  Raises UserError where there is none, RunError where it is damaged."""
+    """The checkpoint of a step.  Raises UserError if it is missing, RunError if it is damaged."""
     steps = files.saved_steps(folder)
     if step not in steps:
-        there = f"Choose one of {', '.join(map(str, steps))}." if steps else "It holds none: start the run anew."
-        raise UserError(f"from_step = {step}: {folder} holds no checkpoint of that step.  {there}")
+        there = f"Choose one of {', '.join(map(str, steps))}." if steps else "There is none: start a new run."
+        raise UserError(f"from_step = {step}: {folder} has no checkpoint of that step.  {there}")
     try:
         return load_checkpoint(steps[step])
     except files.DamageError as wrong:
@@ -184,13 +184,13 @@ def load_step(folder: Path, step: int, *, command: str = "rl") -> Checkpoint:
             f"    {resume_command(folder.parent, command)} --from-step {good}\n"
             f"in Python: train(config, resume=True, from_step={good})"
             if good is not None
-            else "No earlier checkpoint is good: start the run anew with run.overwrite = true (--run.overwrite)."
+            else "All earlier checkpoints are damaged too.  Start again with run.overwrite = true (--run.overwrite)."
         )
         raise RunError(f"{wrong}.  {remedy}") from wrong
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint's listed files.  Raises DamageError where one is not as it was written."""
+    """Read a checkpoint's listed files.  Raises DamageError if one has changed since it was written."""
     manifest = files.require_undamaged(path)
     with files.reading(path):
         return Checkpoint(
@@ -204,9 +204,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def read_tensors(path: Path, names: Iterable[str]) -> Mapping[str, Tensors]:
-    """The tensors of a checkpoint, whatever number of ranks wrote them, by file or group.
+    """The tensors of a checkpoint by file or group, for any number of ranks that wrote them.
 
-    They are read when they are used: files of one rank are mapped into memory.
+    They are read when used; files of a single rank are mapped into memory.
     """
     stems = [name.removesuffix(".safetensors") for name in names if name.endswith(".safetensors")]
     if any(stem.startswith("shard-") for stem in stems):
@@ -219,7 +219,7 @@ def read_tensors(path: Path, names: Iterable[str]) -> Mapping[str, Tensors]:
 def forget_after(folder: Path, step: int) -> list[int]:
     """Remove the checkpoints of later steps, damaged or not, and return the steps.
 
-    On the disk when this returns: a resumed run must never find them again next to journals that were cut.
+    The removal is on disk when this returns: a resumed run must never find them next to shortened journals.
     """
     later = [each for each in files.saved_steps(folder) if each > step]
     with files.writing(folder, folder.parent):
@@ -231,7 +231,7 @@ def forget_after(folder: Path, step: int) -> list[int]:
 
 
 def discard(path: Path) -> None:
-    """Rename a checkpoint, then remove it: a kill half-way must not leave a step-N that looks finished."""
+    """Rename a checkpoint, then remove it, so that a kill in between never leaves a step-N that looks finished."""
     doomed = path.with_name(files.TEMPORARY + path.name)
     remove(doomed)
     path.rename(doomed)
@@ -241,7 +241,7 @@ def discard(path: Path) -> None:
 def prune(folder: Path, *, keep_last: int, keep_best: int = 0) -> list[str]:
     """Remove all but the newest `keep_last` (at least 1) and the `keep_best` with the highest scores.
 
-    One with a damaged manifest is not counted and stays, since it may be repaired; returns the damage.
+    A checkpoint with a damaged manifest is not counted and stays, since it can be repaired.  Returns the damage.
     """
     assert keep_last >= 1, "a run that keeps no checkpoint cannot be resumed"
     steps, wrong = files.saved_steps(folder), []
@@ -262,7 +262,7 @@ def prune(folder: Path, *, keep_last: int, keep_best: int = 0) -> list[str]:
 
 
 def arithmetic() -> dict[str, object]:
-    """What floating-point results depend on besides the program: threads and CPU kernels order the sums."""
+    """What floating-point results depend on besides the program: threads and CPU kernels decide the order of sums."""
     return {
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -271,7 +271,7 @@ def arithmetic() -> dict[str, object]:
 
 
 def restore_threads(checkpoint: Checkpoint, threads: ThreadClaim, ranks: RankGroup = ONE_RANK) -> list[str]:
-    """Compute with as many threads as the checkpoint was made with; returns notes on why bits may still differ."""
+    """Use as many threads as the checkpoint was made with; returns notes on why bits may still differ."""
     recorded = int(str(checkpoint.made_with["threads"]))
     if threads.count not in (0, recorded):
         raise UserError(
@@ -282,13 +282,13 @@ def restore_threads(checkpoint: Checkpoint, threads: ThreadClaim, ranks: RankGro
     now = arithmetic()
     if now["threads"] != recorded:
         raise RunError(
-            f"{checkpoint.path} was made with {recorded} threads, but torch takes only {now['threads']} here.  Remove a"
+            f"{checkpoint.path} was made with {recorded} threads, but torch only uses {now['threads']} here.  Remove a"
             " limit such as OMP_THREAD_LIMIT from the environment."
         )
     now["ranks"] = ranks.size
     then = {"ranks": 1, **checkpoint.made_with}
     return [
-        f"{name} is {now[name]} here, and was {then[name]} when the checkpoint was made: bits may differ from those of"
+        f"{name} is {now[name]} here, but was {then[name]} when the checkpoint was made: bits may differ from those of"
         " an uninterrupted run"
         for name in ("torch", "cpu", "ranks")
         if now[name] != then[name]

@@ -1,4 +1,4 @@
-"""curves.png: a run at a glance, drawn from its metrics.jsonl.  Matplotlib is loaded only when a picture is drawn."""
+"""curves.png: a run at a glance, drawn from metrics.jsonl.  Matplotlib is only loaded when a picture is drawn."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -16,7 +16,7 @@ Records = Sequence[Mapping[str, object]]
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#2f6db3", "#e0862b", "#3a9a68", "#c8473f", "#8463ac", "#8a8f98"
 PALETTE = (GREEN, BLUE, ORANGE, PURPLE, RED, "#4fb0c6", "#b98b5b", GREY, "#d47ba3", "#9aa83a")
 SMOOTHING = 0.2
-"""What a step further away counts less in the mean of noisy curves."""
+"""How fast the weight of a step falls with distance, in the mean of noisy curves."""
 
 
 def draw_curves(metrics: Path, picture: Path, title: str = "") -> None:
@@ -65,7 +65,7 @@ def draw_measure(axes: "Axes", records: Records, name: str, title: str, unit: st
 def draw_measured(
     axes: "Axes", records: Records, name: str, label: str, colour: str = GREEN, *, interval: bool = True
 ) -> None:
-    """A number of the evaluations, with its interval where they have one."""
+    """A result of the evaluations, with its interval if they have one."""
     steps, values = series(records, f"eval/{name}")
     if steps:
         axes.plot(steps, values, color=colour, linewidth=2, marker="o", markersize=4, label=label)
@@ -76,7 +76,7 @@ def draw_measured(
 
 
 def draw_held_out(axes: "Axes", records: Records) -> None:
-    """Held-out accuracy, with the interval of the sampled one; else the mean score, or the reward."""
+    """Held-out accuracy, with the interval of sampled accuracy; else the mean score, or the reward."""
     kinds = (
         ("pass_at_8", "pass@8", GREY),
         ("accuracy_greedy", "greedy", ORANGE),
@@ -94,7 +94,7 @@ def draw_held_out(axes: "Axes", records: Records) -> None:
 
 
 def draw_both_answers(axes: "Axes", records: Records, name: str, title: str, unit: str) -> None:
-    """A number of chosen and rejected answers, of each step and held out."""
+    """A metric of chosen and rejected answers, per step and held out."""
     for answer, colour in (("chosen", GREEN), ("rejected", RED)):
         steps, values = series(records, f"{name}/{answer}")
         axes.plot(steps, values, color=colour, linewidth=1.2, alpha=0.5, label=answer)
@@ -124,7 +124,7 @@ def draw_length(axes: "Axes", records: Records) -> None:
 
 
 def draw_outcomes(axes: "Axes", records: Records) -> None:
-    """Outcomes of the reward function with the most of them, as shares that sum to 1."""
+    """Outcomes of the reward function with the most outcomes, as shares that sum to 1."""
     names = metric_names(records, "outcomes/")
     functions = [name.split("/")[1] for name in names]
     function = max(sorted(set(functions)), key=functions.count, default="")
@@ -184,7 +184,7 @@ def dress(axes: "Axes", title: str, unit: str, *, legend: Literal["inside", "bel
 
 
 def series(records: Records, name: str) -> tuple[list[float], list[float]]:
-    """Steps and values of a metric where it exists; the full evaluation at the end replaces a brief one."""
+    """Steps and values of a metric, if it exists; the full evaluation at the end replaces a brief one."""
     found = {record["step"]: record[name] for record in records if record.get(name) is not None}
     return [*map(plot_number, found)], [*map(plot_number, found.values())]
 
@@ -199,7 +199,7 @@ def metric_names(records: Records, prefix: str) -> list[str]:
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """The mean of a step and its neighbours on both sides, without lag.
+    """The weighted mean of a step and its neighbours on both sides, without lag.
 
         m_t = Σ_s w^|t - s| x_s / Σ_s w^|t - s|        w = 1 - SMOOTHING
 

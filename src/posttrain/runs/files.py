@@ -1,4 +1,4 @@
-"""Files that survive a killed process: written whole or not at all, and read without a torn last line.  Torch-free.
+"""Files that survive a killed process: written completely or not at all, without a torn last line.  Torch-free.
 
 The manifest of a checkpoint has hashes of its files, which reveal damage:
 
@@ -6,8 +6,8 @@ The manifest of a checkpoint has hashes of its files, which reveal damage:
      "files": {"state.json": {"sha256": "9f86d0...", "bytes": 1520}, ...},
      "sha256": "d7a8fb..."}
 
-The last is the hash of the rest, as JSON with sorted keys and without spaces.  Format 1, of earlier versions, lacks it
-and is supported.
+The last entry is the hash of the rest, as JSON with sorted keys and without spaces.  Format 1, of earlier versions,
+does not have it and is supported.
 """
 
 import errno
@@ -42,14 +42,14 @@ class Manifest:
 
     step: int
     score: float | None
-    """Higher is better; None says nothing."""
+    """Higher is better; None is unknown."""
     made_with: Mapping[str, object]
     files: Mapping[str, Mapping[str, object]]
     """Name -> `sha256` and `bytes`."""
 
 
 class DamageError(Exception):
-    """A checkpoint is not as it was written; the message names the file and the fault."""
+    """A checkpoint has changed since it was written; the message names the file and the fault."""
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def saved_steps(folder: Path, *, empty: bool = False) -> dict[int, Path]:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a folder is empty; False where it cannot be listed, since reading its manifest says why."""
+    """Whether a folder is empty; False if it cannot be listed, since reading its manifest then reports why."""
     with reading(folder):
         return os.access(folder, os.R_OK | os.X_OK) and not os.listdir(folder)
 
@@ -86,7 +86,7 @@ def content_hash(content: Mapping[str, object]) -> str:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in the folder of a checkpoint.  Raises DamageError where it is not as it was written."""
+    """The manifest in a checkpoint's folder.  Raises DamageError if it has changed since it was written."""
     file = path / MANIFEST
     try:
         return manifest_from(file.read_bytes(), path.name)
@@ -97,7 +97,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def manifest_from(text: bytes, name: str) -> Manifest:
-    """The manifest of the checkpoint of that name.  Raises DamageError where it is not as it was written."""
+    """The manifest of the checkpoint of that name.  Raises DamageError if it has changed since it was written."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -110,7 +110,7 @@ def manifest_from(text: bytes, name: str) -> Manifest:
 def fault(content: object, name: str) -> str | None:
     """Why JSON data is not the manifest of the checkpoint of that name, or None."""
     if not isinstance(content, dict):
-        return f"{type(content).__name__} in place of an object"
+        return f"{type(content).__name__} instead of an object"
     if content.get("format") not in (FORMAT, WITHOUT_HASH):
         return f"format = {content.get('format')!r:.40}; this version supports {WITHOUT_HASH} and {FORMAT}"
     if content["format"] == FORMAT:
@@ -123,7 +123,7 @@ def fault(content: object, name: str) -> str | None:
     if score is not None and type(score) not in (int, float):
         return f"score = {score!r:.40} is not a number"
     if not has_types(made_with, threads=int, torch=str, cpu=str) or made_with["threads"] < 1:
-        return f"made_with = {made_with!r:.80} lacks threads, torch or cpu"
+        return f"made_with = {made_with!r:.80} does not have threads, torch or cpu"
     listed = isinstance(files, dict) and all(
         file == Path(file).name and has_types(written, sha256=str, bytes=int) for file, written in files.items()
     )
@@ -144,14 +144,14 @@ def damage(path: Path) -> str | None:
 
 
 def require_undamaged(path: Path) -> Manifest:
-    """The manifest of a checkpoint.  Raises DamageError where that, or a file, is not as it was written."""
+    """The manifest of a checkpoint.  Raises DamageError if the manifest or a file has changed since it was written."""
     manifest = read_manifest(path)
     for name, written in manifest.files.items():
         file = path / name
         if not file.is_file():
             raise DamageError(f"{file}: missing, but {MANIFEST} lists it")
         if (size := file.stat().st_size) != written["bytes"]:
-            raise DamageError(f"{file}: damaged: {size} bytes, where {MANIFEST} says {written['bytes']}")
+            raise DamageError(f"{file}: damaged: {size} bytes, but {MANIFEST} says {written['bytes']}")
         with reading(file):
             if sha256(file) != written["sha256"]:
                 raise DamageError(f"{file}: damaged: its SHA-256 is not the one in {MANIFEST}")
@@ -168,12 +168,12 @@ TEMPORARY = ".tmp-"
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NATIVE_ERROR = re.compile(r"\(os error (\d+)\)")
-"""The end of what safetensors and tokenizers say, which raises a plain Exception, of an error of the system."""
+"""The end of the message of an operating-system error that safetensors and tokenizers raise as a plain Exception."""
 
 
 @contextmanager
 def writing(path: Path, run: Path) -> Iterator[None]:
-    """Turn an OSError for `path` into a message that says what is kept and what to do."""
+    """Turn an OSError for `path` into a message that says what is saved and what to do."""
     try:
         yield
     except Exception as error:
@@ -193,7 +193,7 @@ def writing(path: Path, run: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut; without it a rename may be lost."""
+    """Make file names in a folder survive a power cut; otherwise, a rename may be lost."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -202,9 +202,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file: a reader, or a run after a crash, finds the old content or the new one.
+    """Replace a file: a reader, or a run after a crash, finds either the old or the new content.
 
-    A link is replaced; its target stays unchanged.
+    A link is replaced; its target does not change.
     """
     temporary = path.with_name(TEMPORARY + path.name)
     temporary.unlink(missing_ok=True)
@@ -220,19 +220,19 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def save_figure(figure: "Figure", picture: Path, **options: Any) -> None:
-    """Write a picture, in the format of its suffix, whole or not at all."""
+    """Write a picture in the format of its suffix, completely or not at all."""
     content = io.BytesIO()
     figure.savefig(content, format=picture.suffix.removeprefix("."), **options)
     write_atomically(picture, content.getvalue())
 
 
 def no_link(path: str, flags: int) -> int:
-    """An opener that follows no link, which a foreign run folder may hold.  Raises OSError."""
+    """An opener that does not follow links, which someone else's run folder may contain.  Raises OSError."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def append_lines(path: Path, lines: Sequence[str]) -> None:
-    """Append whole lines, all or none; they are on the disk when this returns.  A kill can tear the last one only."""
+    """Append whole lines, all or none; they are on disk when this returns.  A kill can only tear the last one."""
     size = path.stat().st_size if path.exists() else None
     try:
         with open(path, "ab", opener=no_link) as file:
@@ -254,7 +254,7 @@ def cut_file(path: Path, size: int) -> None:
 
 
 def whole_lines(path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Number, end in bytes and record of each line; a torn last line, which has no newline, is left out.
+    """Number, end in bytes and record of each line; a torn last line (without a newline) is skipped.
 
     Raises RunError for a line that is not a JSON object.
     """
@@ -269,12 +269,12 @@ def whole_lines(path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
             except (ValueError, RecursionError) as error:
                 raise changed_line(path, number, f"not JSON ({error})") from error
             if not isinstance(record, dict):
-                raise changed_line(path, number, f"{type(record).__name__} in place of an object")
+                raise changed_line(path, number, f"{type(record).__name__} instead of an object")
             yield number, end, record
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Each line's end in bytes and its record.  Raises RunError for a line that is not the record of a step."""
+    """Each line's end in bytes and its record.  Raises RunError for a line that is not a record of a step."""
     for number, end, record in whole_lines(path):
         if type(record.get("step")) is not int:
             raise changed_line(path, number, f"step = {record.get('step')!r:.40} is not the number of a step")
@@ -282,14 +282,14 @@ def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
 
 
 class LineJournal:
-    """A file of JSON lines in a folder that has one writer, whose threads append to the same object."""
+    """A file of JSON lines in a folder with a single writer, whose threads append to the same object."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
 
     def records(self) -> list[dict[str, Any]]:
-        """What was appended so far; a torn last line is cut off.  Raises RunError for a changed one."""
+        """The records so far; a torn last line is removed.  Raises RunError for a changed line."""
         if not self.path.exists():
             return []
         lines = list(whole_lines(self.path))
@@ -300,7 +300,7 @@ class LineJournal:
         return [record for _, _, record in lines]
 
     def append(self, records: Sequence[Mapping[str, object]]) -> None:
-        """Add records, all or none; they are on the disk when this returns."""
+        """Add records, all or none; they are on disk when this returns."""
         lines = [json.dumps(record, allow_nan=False) for record in records]
         with self._lock, writing(self.path, self.path.parent):  # an error cuts off this call's lines only
             append_lines(self.path, lines)
@@ -318,8 +318,8 @@ def read_metrics(path: Path) -> list[Mapping[str, object]]:
 def cut_lines_after(path: Path, step: int, *, one_a_step: bool = False) -> None:
     """Shorten a journal to its lines up to `step`, and remove a torn last line.
 
-    With `one_a_step` a second line of a step goes too, and what follows: the run had ended there, and now continues.
-    Steps never decrease along the file, so one truncation is enough, and it needs no room on a full disk.
+    With `one_a_step` a step's second line and everything after it are removed too: the run had ended there, and now
+    continues.  Steps never decrease along the file, so one truncation is enough, which also works on a full disk.
     """
     kept, before = 0, -1
     for end, record in json_lines(path):

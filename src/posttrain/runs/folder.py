@@ -1,7 +1,7 @@
 """The folder of a run of any kind.  Torch-free.
 
-Its file `format` holds the version of its layout; a folder without one has format 1.  What a call writes is on the disk
-(fsync) when the call returns.
+Its file `format` holds the version of its layout; a folder without this file has format 1.  When a call returns, its
+files are on disk (fsync).
 """
 
 import fcntl
@@ -28,33 +28,33 @@ from posttrain.runs.files import TEMPORARY, LineJournal, reading, sync_folder, w
 from posttrain.runs.run_inputs import FILE as INPUTS, RunInputs
 
 LOCK = ".posttrain.lock"
-"""Held by the writer while it lives; it also marks a folder as one that posttrain made and may clear."""
+"""Lock of the active writer; it also marks a folder as one that posttrain made and may clear."""
 FORMAT = "format"
 LOOK_SECONDS = 0.02
-"""Between two tries to lock a folder."""
+"""Seconds between two attempts to lock a folder."""
 WEIGHTS = "weights"
-"""Folder of files for engines elsewhere; only while a run is going on."""
+"""Folder of files for engines elsewhere; it only exists while a run is active."""
 VERSION = 2
 """The newest layout of a run folder that this version of posttrain reads, and the one that it writes."""
 
 
 class Folder:
-    """The one writer of a run's folder; a context manager, whose exit lets the next writer in.
+    """The only writer of a run's folder; a context manager that releases the folder at its exit.
 
-    A run claims its folder first and begins it when it has something to write.  Until then the folder's content stays,
-    and a folder made for a run that never begins is removed again.
+    A run claims its folder first, and starts to write when it has something to write.  Until then the folder's content
+    stays; a folder made for a run that never starts is removed again.
     """
 
     contents: ClassVar[tuple[str, ...]]
-    """What overwriting removes, config.yaml last; other files stay."""
+    """What overwriting removes, config.yaml last; other files are kept."""
     journals: ClassVar[tuple[str, ...]] = ()
     folders: ClassVar[tuple[str, ...]] = ()
     content_files: ClassVar[tuple[str, ...]] = ("metrics.jsonl", "scores.jsonl")
-    """Files whose content is lost only with `overwrite`; one that failed before it had some loses nothing."""
+    """Files that are only deleted with `overwrite`; a run that failed before it wrote them has nothing to lose."""
     foreign: ClassVar[tuple[str, ...]] = ()
     """Names that mark the folder of another command."""
     resumed_by: ClassVar[str] = "train"
-    """The function with an argument `resume`, if there is one."""
+    """The function with the argument `resume`, if any."""
 
     def __init__(self, path: Path, lock: int, *, begun: bool, new: bool = False) -> None:
         """Use `claim`, `create` or `resume`."""
@@ -63,11 +63,11 @@ class Folder:
         """Whether the folder's content is this run's."""
         self._lock, self._new = lock, new
         self._held: list[Callable[[], object]] = []
-        """Writes from before the folder was begun."""
+        """Lines to write once the folder is started."""
 
     @classmethod
     def claim(cls, path: str | Path, *, overwrite: bool = False) -> Self:
-        """Become the writer of a folder that is new or empty, or whose run `overwrite` gives up."""
+        """Become the writer of a folder that is new or empty, or whose run may be overwritten."""
         path = Path(path)
         refuse_foreign_folder(path)
         new = not path.exists()
@@ -95,10 +95,10 @@ class Folder:
     def refuse_other_runs(cls, path: Path, *, overwrite: bool) -> None:
         """Raise UserError for a run of another command, and for one with content unless `overwrite` is set."""
         if any((path / name).exists() for name in cls.foreign):
-            raise UserError(f"{path}: holds a run of another command.  Choose another run.folder (--run.folder).")
+            raise UserError(f"{path}: contains a run of another command.  Choose another run.folder (--run.folder).")
         files = [path / name for name in cls.content_files]
         if not overwrite and any(file.exists() and file.stat().st_size for file in files):
-            says = f"{path}: this folder already holds a run.  Use"
+            says = f"{path}: this folder already contains a run.  Use"
             if not cls.resumed_by:
                 raise UserError(f"{says} run.overwrite = true (--run.overwrite) or another run.folder (--run.folder).")
             raise UserError(
@@ -107,7 +107,7 @@ class Folder:
             )
 
     def begin(self, config_yaml: str) -> None:
-        """Remove an earlier run, lay out the new one, and write what was held back so far."""
+        """Remove an earlier run, create the new layout, and write the pending lines."""
         with writing(self.path, self.path):
             for name in (FORMAT, *self.contents):
                 if (self.path / name).is_dir():
@@ -150,7 +150,7 @@ class Folder:
         keep_recipe(digest_of(path), before, str(path))
 
     def close(self) -> None:
-        """Let another writer in.  Closing twice does nothing."""
+        """Release the folder for other writers.  Closing twice has no effect."""
         if self._lock >= 0:
             if self._new and not self.begun:
                 (self.path / LOCK).unlink(missing_ok=True)
@@ -176,7 +176,7 @@ class Folder:
 
 
 def require_run_folder(run: Path) -> None:
-    """Refuse a folder that is not a run's, that a newer version wrote, or whose file `format` is damaged."""
+    """Reject a folder that is not a run, that a newer version wrote, or whose file `format` is damaged."""
     file, text = run / FORMAT, "1"
     if file.is_file():
         with reading(file):
@@ -185,7 +185,7 @@ def require_run_folder(run: Path) -> None:
         raise RunError(f"{file}: damaged: {text!r} is not a version.  Write {VERSION} there, or delete the file.")
     if int(text) > VERSION:
         raise UserError(
-            f"{run}: a run folder of format {text}, and this version of posttrain supports 1 to {VERSION}.  Update"
+            f"{run}: a run folder of format {text}, but this version of posttrain supports 1 to {VERSION}.  Update"
             " posttrain."
         )
     if not (run / RUN_RECIPE).is_file():
@@ -203,18 +203,18 @@ def resume_command(run: Path, command: str) -> str:
 
 
 def interrupted_lines(run: Path, step: int, reason: str, command: str) -> list[str]:
-    go_on = f"go on with   {resume_command(run, command)}"
+    go_on = f"continue     {resume_command(run, command)}"
     return [f"{reason}: stopped after step {step}; everything is saved.", go_on]
 
 
 def saved_recipe(config: AnyConfig) -> str:
-    """The recipe for a run's folder.  It never says `overwrite`: running it must not delete this run."""
+    """The recipe for a run's folder.  It never sets `overwrite`: running it must not delete this run."""
     kept: Any = config  # each kind has a `run` of its own class
     return as_recipe(replace(kept, run=replace(kept.run, overwrite=False)))
 
 
 def shared_recipe(config: AnyConfig) -> str:
-    """The recipe without the paths that may differ between the ranks of a run: its folder, and the model's."""
+    """The recipe without paths that may differ between the ranks of a run: its folder and the model's."""
     recipe: dict[str, Any] = yaml.safe_load(saved_recipe(config))
     for section, name in (("run", "folder"), ("model", "path")):
         recipe.get(section, {}).pop(name, None)
@@ -222,9 +222,9 @@ def shared_recipe(config: AnyConfig) -> str:
 
 
 def refuse_foreign_folder(path: Path) -> None:
-    """Refuse a folder with other content: overwriting must never remove what posttrain did not make."""
+    """Reject a folder with other content: overwriting must never remove what posttrain did not make."""
     if path.exists() and not path.is_dir():
-        raise UserError(f"{path}: is a file; a run needs a folder.  Choose another run.folder (--run.folder).")
+        raise UserError(f"{path}: is a file, but a run needs a folder.  Choose another run.folder (--run.folder).")
     with reading(path):
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     ours = {LOCK, FORMAT, *([WEIGHTS] if LOCK in names else [])}  # of a run that was killed before its first step
@@ -237,7 +237,7 @@ def refuse_foreign_folder(path: Path) -> None:
 
 
 def lock_folder(path: Path) -> int:
-    """Become the folder's one writer.  The system releases the lock when the process ends, in whatever way."""
+    """Become the folder's only writer.  The system releases the lock when the process ends for any reason."""
     with writing(path, path):
         descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
@@ -263,7 +263,7 @@ def lock_folder(path: Path) -> int:
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
-    """Make a folder and lock it.  Raises UserError where there is another writer."""
+    """Make a folder and lock it.  Raises UserError if there is another writer."""
     with writing(folder, folder):
         folder.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(folder)

@@ -38,9 +38,9 @@ from posttrain.runs.watchers import Alarms, OwnWatcher, RolloutFiles, StepCall, 
 
 
 class TrainedState(Protocol):
-    """The trained objects, as far as checkpoints need them: after `step` steps, whose time is `seconds` in all.
+    """The trained objects that checkpoints save, after `step` steps that took `seconds` in total.
 
-    `tensors` are those that the next step reads, by the name of their file; `state` is its other state, as JSON.
+    `tensors` are what the next step reads, by file name; `state` is the rest of its state, as JSON.
     """
 
     @property
@@ -63,33 +63,33 @@ class HarnessOptions:
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     time_by_stage: bool = True
     watchers: Sequence[Watcher] = ()
-    """The user's; they see each step before its metrics are written and shown, and before it is saved."""
+    """The user's watchers; they see each step before its metrics are written and shown, and before it is saved."""
     guards: Sequence[Watcher] = ()
-    """The loop's; they may end the run after a step is in the journal and before it is saved."""
+    """The loop's watchers; they may end the run after a step is in the journal and before it is saved."""
     score: Callable[[Metrics], float | None] = lambda metrics: None
-    """Rates a step's checkpoint by its metrics: higher is better, None says nothing."""
+    """Rates a step's checkpoint by its metrics: higher is better, None is unknown."""
     stop_early: Callable[[], bool] = bool
     config: TrainingConfig = field(default_factory=Config)
-    """The recipe: saved with each checkpoint, and compared at a resume."""
+    """The recipe, which is saved with each checkpoint and compared on resume."""
     from_step: int | None = None
-    """The step whose checkpoint is resumed; None is the last."""
+    """The step whose checkpoint is resumed; None: the last."""
     ranks: RankGroup = ONE_RANK
-    """The processes of the run, of which this is the first."""
+    """The ranks of the run; this process is rank 0."""
     kept_from: Mapping[str, int] = field(default_factory=dict)
-    """Journals, and `rollouts`, with their first step; from there on each has every step."""
+    """Journals and `rollouts` -> their first step; from that step on, each contains every step."""
     keeps_finished: bool = False
-    """Whether a resumed run keeps finished steps behind its checkpoint, to train on them again as they are."""
+    """Whether a resumed run keeps finished steps after its checkpoint, to train on the same rollouts again."""
 
 
 class Harness:
-    """One run, from its folder to its end.  A context manager: leaving it releases folder, signals and terminal."""
+    """One run from start to end.  A context manager: leaving it releases folder, signals and terminal."""
 
     def __init__(self, folder: RunFolder, trained: TrainedState, options: HarnessOptions) -> None:
         self.folder, self.trained, self.options = folder, trained, options
         self.clock = Clock(self.show_stage)
         self.step = 0
         self.steps_again = range(0)
-        """Finished steps behind the checkpoint that a run resumes from, which are kept."""
+        """Finished steps after the checkpoint that a run resumes from, which are kept."""
         self.interruption = Interruption()
         self.progress = Progress(options.run.num_steps)
         self.watchers: list[Watcher] = list(options.watchers)
@@ -126,7 +126,7 @@ class Harness:
         self.folder.write_format()
         if saved is None:
             self.folder.cut_after(-1)
-            return ["No checkpoint yet: the run starts again."]
+            return ["No checkpoint yet: the run starts from the beginning."]
         notes = checkpoint.restore_threads(saved, threads, self.options.ranks)
         with self.options.ranks.leading("restore", saved.path):
             self.trained.restore(saved)
@@ -138,15 +138,15 @@ class Harness:
         return [*self.resumed_lines(saved.step, removed), *notes]
 
     def require_checkpoints(self, saved: Checkpoint | None) -> None:
-        """Refuse to lose finished steps because their checkpoints are missing."""
+        """Raise an error instead of losing finished steps whose checkpoints are missing."""
         folder, finished, step = self.folder.checkpoints, self.folder.last_step(), saved.step if saved else 0
         saves_step_0 = self.options.kept_from.get("metrics.jsonl") == 0  # with a checkpoint before the first step
         emptied = [path for each, path in saved_steps(folder, empty=True).items() if step < each <= finished]
         gone = saved is None and finished > 0 and (saves_step_0 or not folder.is_dir())
         if emptied or gone:
             raise RunError(
-                f"{(emptied or [folder])[0]}: holds no checkpoint, and metrics.jsonl has steps up to {finished}."
-                f"  {'Restore its files, delete it' if emptied else 'Restore the checkpoints'}, or start the run anew"
+                f"{(emptied or [folder])[0]}: has no checkpoint, but metrics.jsonl has steps up to {finished}."
+                f"  {'Restore its files, delete it' if emptied else 'Restore the checkpoints'}, or start again"
                 " with run.overwrite = true (--run.overwrite)."
             )
 
@@ -154,27 +154,27 @@ class Harness:
         left = self.seconds_left()
         spent = ""
         if step >= self.options.run.num_steps:
-            spent = "  That was the last step: the run is only measured again."
+            spent = "  That was the last step: only the final measurement is repeated."
         elif left is not None and left <= 0:
             limit = f"run.time_limit_minutes = {self.options.run.time_limit_minutes:g}"
-            spent = f"  Its {self._seconds_before / 60:.1f} min reach {limit}: the run is only measured again."
+            spent = f"  Its {self._seconds_before / 60:.1f} min reach {limit}: only the final measurement is repeated."
         yield f"Resumed after step {step}.{spent}"
         if removed:
             yield f"Removed: the checkpoints of steps {step_ranges(removed)}, and everything else after step {step}."
         for name, missing in self.folder.missing(step, self.options.kept_from).items():
-            yield f"{name} lacks steps {step_ranges(missing)}, which were finished: the run continues without them."
+            yield f"{name}: finished steps {step_ranges(missing)} are missing; the run continues without them."
 
     @property
     def command(self) -> str:
         return COMMAND_OF[type(self.options.config)]
 
     def seconds_left(self) -> float | None:
-        """Time until the limit, which counts the whole run; None without a limit."""
+        """Seconds until the time limit, which counts the whole run; None without a limit."""
         limit = self.options.run.time_limit_minutes
         return None if limit is None else 60 * limit - self._seconds_before - (time.monotonic() - self._began)
 
     def start(self, plan: Sequence[str]) -> None:
-        """Show the plan and tell the user's watchers; from here on the display and the built-in watchers work."""
+        """Show the plan and call the user's watchers; from here on the display and the built-in watchers are active."""
         self.progress = Progress(
             self.options.run.num_steps, first_step=self.trained.step + 1, time_limit_seconds=self.seconds_left()
         )
@@ -198,9 +198,9 @@ class Harness:
             watcher.on_begin(BeginReport(step=self.trained.step, optimizer=self.trained.optimizer))
 
     def steps(self) -> Iterator[int]:
-        """The remaining steps: until the last, the time limit, an early stop or a signal.
+        """The remaining steps: until the last step, the time limit, an early stop or a signal.
 
-        Only here does a signal wait for the end of a step; afterwards one ends the run at once, with all steps saved.
+        Only here, a signal waits for the end of a step; later, it ends the run immediately, with all steps saved.
         """
         self.options.ranks.begins()
         self._open.enter_context(self.trackers.open(self.trained.step))
@@ -217,9 +217,9 @@ class Harness:
         self._signals.close()
 
     def decide_to_stop(self) -> bool:
-        """Whether to take no further step.
+        """Whether to stop here.
 
-        Decided once a step, with its checkpoint: a run that ended later would end without one.
+        Decided once per step, together with its checkpoint: a run that ended later would end without a checkpoint.
         """
         left, told = self.seconds_left(), self.options.ranks.signal
         if told and not self.interruption:
@@ -240,7 +240,7 @@ class Harness:
             raise RunError(f"step {self.step}: {error}{left}") from error
 
     def record(self, report: StepReport) -> StepReport:
-        """Pass a finished step to each watcher in turn; returns it with what they added."""
+        """Pass a finished step to each watcher in turn; returns it with the metrics that they added."""
         metrics = dict(report.metrics)
         for watcher in self.watchers:
             with self.clock(watcher.stage) if watcher.stage else nullcontext():
@@ -254,14 +254,14 @@ class Harness:
         self.progress.show_stage(name)
 
     def count_seconds(self, report: StepReport) -> Metrics:
-        """The time of a step as metrics; it counts for the run."""
+        """The time of a step as metrics; it is added to the run's time."""
         self.trained.add_seconds(report.seconds)
         total, by_stage = sum(report.seconds.values()), report.seconds if self.options.time_by_stage else {}
         stages = {f"seconds/{stage}": value for stage, value in by_stage.items()}
         return {"step_time": total, "tokens_per_second": report.num_tokens / total, **stages}
 
     def save_if_due(self, report: StepReport) -> None:
-        """Save every few steps, the last one, where the run stops, and where a watcher asks for it."""
+        """Save every few steps, at the last step, when the run stops, and when a watcher asks for it."""
         every, stops = self.options.checkpoint.every_steps, self.decide_to_stop()
         asking = [watcher for watcher in self.options.watchers if watcher.saving]
         for watcher in asking:
@@ -270,7 +270,7 @@ class Harness:
             self.save(score=self.options.score(report.metrics))
 
     def leave(self) -> None:
-        """End the run after the last recorded step, as a signal in that step would have: it is saved."""
+        """End the run after the last recorded step and save it, as after a signal."""
         self.interruption.left = True
         if self._recorded is not None and self._saved != self._recorded.step:
             self.save(score=self.options.score(self._recorded.metrics))
@@ -280,7 +280,7 @@ class Harness:
             watcher.on_evaluation(report)
 
     def save(self, *, score: float | None = None) -> None:
-        """Save all that the next step reads; on the disk when this returns."""
+        """Save everything that the next step reads; it is on disk when this returns."""
         keep, step = self.options.checkpoint, self.trained.step
         recipe = saved_recipe(self.options.config)
         folder, state = self.folder.checkpoints, self.trained.state()

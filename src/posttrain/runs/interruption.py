@@ -1,6 +1,6 @@
-"""SIGINT and SIGTERM end a run after the current step, with a checkpoint, and before the first step at once.
+"""SIGINT and SIGTERM end a run after the current step, with a checkpoint; before the first step, immediately.
 
-A `posttrain` command that runs as a child process is interrupted with its parent.
+A `posttrain` command in a child process is interrupted with its parent.
 """
 
 import os
@@ -20,25 +20,25 @@ from posttrain.runs.folder import resume_command
 
 GOES_ON = "Finished parts are kept; the same command continues with the rest."
 LOOK_SECONDS = 1.0
-"""Between two looks at what a child process says."""
+"""Seconds between checks of a child process's output."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptWork:
-    """What is kept of work that a signal ends."""
+    """What is saved of work that a signal ends."""
 
     says: str
     goes_on: str = ""
-    """How to continue, with its command; empty if the command that was typed does."""
-    verb: str = "Go on with"
-    """Leads to that command."""
+    """The command to continue; empty if the typed command continues."""
+    verb: str = "Continue with"
+    """The words before that command."""
 
 
 NOTHING_KEPT = KeptWork("Nothing was kept.", verb="Start again with")
 
 
 class Interruption:
-    """Whether the run is to stop."""
+    """Whether the run should stop."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -55,9 +55,9 @@ class Interruption:
 
 @contextmanager
 def interruptible(says: Callable[[], str] | None = None) -> Iterator[Interruption]:
-    """Note the first SIGINT or SIGTERM, and say what happens now; a second one has its usual effect.
+    """Note the first SIGINT or SIGTERM, and print what happens now; a second one has its usual effect.
 
-    Outside the main thread, where Python allows no handlers, signals keep their usual effect.
+    Outside the main thread, where Python does not allow handlers, signals keep their usual effect.
     """
     interruption = Interruption()
     watched = (signal.SIGINT, signal.SIGTERM)
@@ -68,7 +68,7 @@ def interruptible(says: Callable[[], str] | None = None) -> Iterator[Interruptio
         for name, handler in before.items():
             signal.signal(name, handler)
         if says is not None:
-            answer_signal(f"{interruption.reason}: {says()}  Again to stop at once.")
+            answer_signal(f"{interruption.reason}: {says()}  Interrupt again to stop immediately.")
 
     try:
         for number in watched:
@@ -84,14 +84,14 @@ def interruptible(says: Callable[[], str] | None = None) -> Iterator[Interruptio
 
 
 def answer_signal(text: str) -> None:
-    """Print to stderr from a signal handler, past Python's buffers, which may be in the middle of a write."""
+    """Print to stderr from a signal handler, bypassing Python's buffers, which may be in the middle of a write."""
     start = "\n" if os.isatty(2) else ""  # the terminal shows ^C in the current line
     os.write(2, f"{start}{text}\n".encode())
 
 
 @contextmanager
 def stopped_with_a_word(kept: Callable[[], KeptWork]) -> Iterator[None]:
-    """Let SIGTERM end the block as SIGINT does, with a message that says what is kept.
+    """Let SIGTERM end the block as SIGINT does, with a message that says what is saved.
 
     Outside the main thread, or where the program has a handler, SIGTERM keeps its effect.
     """
@@ -120,20 +120,20 @@ def stopped_with_a_word(kept: Callable[[], KeptWork]) -> Iterator[None]:
 
 
 def kept_of_run(run: Path | str, command: str) -> KeptWork:
-    """What a run has saved, and the command that continues it; "" is one that has not begun."""
+    """What a run has saved, and the command that continues it; "" is a run that has not started."""
     saved = saved_steps(Path(run, "checkpoints")) if run else {}
     if not saved:
         return KeptWork("Nothing of this run is kept yet.", verb="Start again with")
     resume = f"{resume_command(Path(run), command)}   (in Python train(config, resume=True))"
-    return KeptWork(f"Kept: step {max(saved)} and what came before it.", resume)
+    return KeptWork(f"Kept: step {max(saved)} and everything before it.", resume)
 
 
 def run_posttrain(command: Sequence[str], *, name: str, log: Path, show: Callable[[str], None] | None = None) -> None:
-    """Run `posttrain` with these arguments; its output is appended to a log, and `show` gets the last line of it.
+    """Run `posttrain` with these arguments; its output is appended to a log, and `show` gets its last line.
 
-    An interruption is passed on once, and the run saves its current step.  It has its own session, since Ctrl-C reaches
-    all processes of a session and a second signal ends a run at once.  Raises RunError where the command fails, with
-    `name` in the message.
+    An interruption is passed on once, and the run saves its current step.  The command has its own session, since
+    Ctrl-C reaches all processes of a session, and a second signal ends a run immediately.  Raises RunError, with `name`
+    in the message, if the command fails.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab", opener=no_link) as output:
@@ -149,7 +149,7 @@ def run_posttrain(command: Sequence[str], *, name: str, log: Path, show: Callabl
             code = wait_showing(process, log, said_before, show)
         except BaseException:
             process.terminate()
-            answer_signal(f"{name}: it stops after its current step.  Again to stop it at once.")
+            answer_signal(f"{name}: it stops after its current step.  Interrupt again to stop immediately.")
             try:
                 process.wait()
             except BaseException:
@@ -167,7 +167,7 @@ def run_posttrain(command: Sequence[str], *, name: str, log: Path, show: Callabl
 
 
 def wait_showing(process: subprocess.Popen[bytes], log: Path, begin: int, show: Callable[[str], None] | None) -> int:
-    """Wait for a process; now and then `show` gets the last line of what it has written to its log since `begin`."""
+    """Wait for a process; `show` regularly gets the last line that it has written to its log since `begin`."""
     while True:
         try:
             return process.wait(LOOK_SECONDS if show else None)
@@ -178,7 +178,7 @@ def wait_showing(process: subprocess.Popen[bytes], log: Path, begin: int, show: 
 
 
 def last_line(log: Path, begin: int) -> str:
-    """The last line that is not empty, of the end of a log from a position on."""
+    """The last non-empty line of a log after a position."""
     with open(log, "rb") as said:
         said.seek(max(begin, said.seek(0, os.SEEK_END) - 4000))
         return said.read().decode("utf-8", errors="replace").strip().rpartition("\n")[2]

@@ -10,29 +10,29 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 RESAMPLES = 2000
-"""Bootstrap resamples behind an interval."""
+"""Number of bootstrap resamples for an interval."""
 FEW = 10
-"""With fewer successes or failures than this, a share's bootstrap interval is too narrow, down to a point."""
+"""With fewer successes or failures than this, a share's bootstrap interval is too narrow; it can shrink to a point."""
 Interval = tuple[float, float]
 
 
 def bootstrap_interval(values: Float64[ndarray, " problem"]) -> Interval:
-    """Percentile bootstrap interval of the mean over problems (Efron 1979): a point where all values are equal."""
+    """Percentile bootstrap interval of the mean over problems (Efron 1979); a point if all values are equal."""
     rng = np.random.default_rng(0)
     means = rng.choice(values, size=(RESAMPLES, len(values))).mean(axis=1)
     return percentiles(means)
 
 
 def share_interval(values: Float64[ndarray, " problem"]) -> Interval:
-    """Interval of the mean of shares, each from 0 to 1, such as the share of right answers to each problem."""
+    """Interval of the mean of shares from 0 to 1, such as the share of correct answers per problem."""
     share = float(values.mean())
     return jeffreys_interval(share, len(values)) if is_rare(share, len(values)) else bootstrap_interval(values)
 
 
 def score_interval(values: Float64[ndarray, " problem"], scores: Float64[ndarray, "problem sample"]) -> Interval | None:
-    """Interval of the mean of scores, by the mean of each problem; that of a share if all scores are 0 or 1.
+    """Interval of the mean of scores, from the mean of each problem; a share's interval if all scores are 0 or 1.
 
-    None where all problems have the same mean: resampling then gives a point, and no information on other problems.
+    None if all problems have the same mean: resampling then gives a point, and no information about other problems.
     """
     if np.isin(scores[~np.isnan(scores)], (0, 1)).all():
         return share_interval(values)
@@ -40,20 +40,20 @@ def score_interval(values: Float64[ndarray, " problem"], scores: Float64[ndarray
 
 
 def is_rare(share: float, count: int) -> bool:
-    """Whether a share is so near to 0 or 1, or its count so small, that a bootstrap interval misses the truth.
+    """Whether a share is so close to 0 or 1, or its count so small, that a bootstrap interval misses the truth.
 
-    With 8 problems and a true share of .02 it does in 85% of cases.
+    With 8 problems and a true share of .02, this happens in 85% of cases.
     """
     return count * min(share, 1 - share) < FEW
 
 
 def jeffreys_interval(share: float, count: int) -> Interval:
-    """Interval of a share of `count` independent answers, also where there is one answer, and never a point.
+    """Interval of a share of `count` independent answers; also for a single answer, and never a point.
 
         the middle 95% of Beta(np + 1/2, n(1 - p) + 1/2); from 0 where p = 0, up to 1 where p = 1
 
     Brown, Cai and DasGupta 2001.  Wilson's covers a true share of .02 in 85% of cases with 8 problems, this one in 99%.
-    For problems with several answers each, counting every problem as one answer gives the widest it can be.
+    For problems with several answers each, counting every problem as one answer gives the widest interval.
     """
     # Jeffreys' prior is uniform in θ with p = sin² θ, so the density there is sin^2np θ · cos^2n(1-p) θ.
     theta = np.linspace(0, np.pi / 2, 20001)[1:-1]
@@ -66,7 +66,7 @@ def jeffreys_interval(share: float, count: int) -> Interval:
 def resampled_sums(
     prompts: Sequence[object], columns: Float64[ndarray, "pair column"]
 ) -> Float64[ndarray, "resample column"]:
-    """Sums of columns over resamples of prompts, each with all its pairs; deterministic."""
+    """Sums of columns over resamples of prompts, each prompt with all its pairs; deterministic."""
     number: dict[object, int] = {}
     of_pair = [number.setdefault(prompt, len(number)) for prompt in prompts]
     of_prompt = np.zeros((len(number), columns.shape[1]))
@@ -90,6 +90,6 @@ def mean_intervals(prompts: Sequence[object], columns: Float64[ndarray, "pair co
 
 
 def share_of_pairs_interval(prompts: Sequence[object], share: float, bootstrapped: Interval) -> Interval:
-    """The interval of a share of pairs: the bootstrapped one, or Jeffreys' of as many answers as there are prompts."""
+    """The interval of a share of pairs: bootstrapped, or Jeffreys' interval with one answer per prompt."""
     num_prompts = len(set(prompts))
     return jeffreys_interval(share, num_prompts) if is_rare(share, num_prompts) else bootstrapped

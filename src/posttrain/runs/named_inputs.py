@@ -1,7 +1,7 @@
-"""What a resume compares: the recipe, and the files, models, rows and code that it names, with digests.  Torch-free.
+"""What a resume compares: the recipe, and the files, models, rows and code that it names.  Torch-free.
 
-Something named that cannot be read is an error, since any change would go unnoticed.  The one exception is a data set
-of the hub while the hub does not answer.
+If a named input cannot be read, this is an error, since a change would go unnoticed.  The only exception is a hub
+dataset while the hub does not answer.
 """
 
 import shlex
@@ -43,7 +43,7 @@ REPLACED = {
     "policy": ("model.path", "model.chat_template"),
     "algorithm": ("algorithm.path",),
 }
-"""Object of a caller -> prefixes of the options that it replaces."""
+"""Argument of a Python caller -> prefixes of the options that it replaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class NamedInput:
     option: str
     kind: Literal["code", "file", "rows", "generator", "model"]
     path: str
-    """Empty where the option names nothing."""
+    """Empty if the option does not name anything."""
     revision: str = ""
     model: ModelOptions | None = None
     """Options of the model that is trained."""
@@ -101,7 +101,7 @@ def files_of_reward(where: str, reward: RewardOptions) -> list[NamedInput]:
 
 
 def rows_of_task(task: DatasetOptions) -> list[NamedInput]:
-    """The rows that the options of a task name: files, saved folders, data sets on the hub, and generated ones."""
+    """The rows that a task's options name: files, saved folders, hub datasets, and generated rows."""
     of_option: dict[str, RowSourceOptions] = {
         "task.path": task,
         "task.held_out_path": replace(task, path=task.held_out_path, generator=""),
@@ -126,7 +126,7 @@ def read_all(named: Iterable[NamedInput]) -> dict[str, run_inputs.RunInput]:
 
 
 def read_named_input(named: NamedInput) -> dict[str, run_inputs.RunInput]:
-    """What an option names, with a digest; of code also the files next to it that it imports."""
+    """What an option names, with a digest; for code, also the neighbouring files that it imports."""
     option, path = named.option, named.path
     match named.kind:
         case "code":
@@ -147,7 +147,7 @@ def read_named_input(named: NamedInput) -> dict[str, run_inputs.RunInput]:
 
 
 def model_files(model: ModelOptions, option: str) -> dict[str, run_inputs.RunInput]:
-    """A model by its files; nothing for a bundled one.
+    """A model, identified by its files; nothing for a bundled one.
 
     The folder of the model that is trained may have moved: `require_same_model` checks it.
     """
@@ -164,7 +164,7 @@ def model_files(model: ModelOptions, option: str) -> dict[str, run_inputs.RunInp
 def require_digest(option: str, path: str, digest: str) -> run_inputs.RunInput:
     if not digest:
         raise UserError(
-            f"{option} = {path}: cannot be read, so a change would go unnoticed.  Restore it or give its place;"
+            f"{option} = {path}: cannot be read, so a change would go unnoticed.  Restore it, or give its new path;"
             " paths are relative to the folder you run in."
         )
     return run_inputs.RunInput(path, digest)
@@ -178,7 +178,7 @@ def inputs_of_run(
     held_out_rows: Rows | None = None,
     files: Mapping[str, run_inputs.RunInput] | None = None,
 ) -> run_inputs.RunInputs:
-    """The inputs of a run: a caller's objects and rows, and what the recipe names that none of them replaces."""
+    """The inputs of a run: a caller's objects and rows, and what else the recipe names."""
     given = {"rows": rows, "held_out_rows": held_out_rows}
     objects = {**objects, **{name: run_inputs.rows_input(each) for name, each in given.items() if each is not None}}
     replaced = tuple(prefix for name in objects for prefix in REPLACED.get(name, ()))
@@ -189,7 +189,7 @@ def inputs_of_run(
 def policy_input(
     policy: "Policy | None", *, name: str = "policy", weighed: bool = False
 ) -> dict[str, run_inputs.RunInput]:
-    """A caller's policy by its shape; `weighed` also by some of its weights, where no checkpoint holds them."""
+    """A caller's policy by its shape; with `weighed`, also by some weights, if checkpoints do not hold them."""
     if policy is None:
         return {}
     digest = ""
@@ -236,11 +236,11 @@ MAY_CHANGE = frozenset(
         "environment.max_failures",
     ]
 )
-"""Sections and options that a resumed run may change: its length, what is kept of it, and where its servers are."""
+"""Sections and options that a resumed run may change: its length, what it keeps, and where its servers are."""
 
 
 def run_recipe(run: Path) -> RecipeLayer:
-    """The recipe in a run folder.  Raises UserError where there is none, RunError where it is empty."""
+    """The recipe in a run folder.  Raises UserError if it is missing, RunError if it is empty."""
     require_run_folder(run)
     file = run / RECIPE
     layer = read_recipe(str(file), of_run=True)
@@ -250,10 +250,10 @@ def run_recipe(run: Path) -> RecipeLayer:
 
 
 def require_same_recipe(run: Path, config: TrainingConfig, made_with: str) -> None:
-    """Refuse to resume a run with another recipe; its length and what is kept of it may change.
+    """Reject a resume with another recipe; only the run's length and what it keeps may change.
 
-    The place of the model may change too, if its files are the same.  `made_with` is the text of the recipe in the
-    checkpoint; config.yaml replaces it where there is none.
+    The model's path may change too, if its files are the same.  `made_with` is the text of the recipe in the
+    checkpoint; if it is missing, config.yaml is used.
     """
     if made_with:
         sections = parse_yaml(made_with)
@@ -284,7 +284,7 @@ def remedy(run: Path) -> str:
 
 
 def lasting_options(config: AnyConfig, may_change: frozenset[str] = MAY_CHANGE) -> dict[str, object]:
-    """Every option that a resumed run may not change, by its dotted path."""
+    """Every option that a resumed run must not change, by its dotted path."""
     return {
         path: value
         for path, value in option_values(config).items()
@@ -310,17 +310,17 @@ def leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 def option_differences(began: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     return [
-        f"{path} = {now.get(path, 'missing')}, which was {began.get(path, 'missing')}"
+        f"{path} = {now.get(path, 'missing')} (was {began.get(path, 'missing')})"
         for path in dict.fromkeys([*began, *now])
         if path not in began or path not in now or began[path] != now[path]
     ]
 
 
 def changed_options(kept: Path, config: AnyConfig) -> list[str]:
-    """Options of a run's config that differ from the recipe file that an earlier one was begun with.
+    """Options of a run's config that differ from the recipe file with which the run started.
 
-    The file is read with today's defaults, which count for options that are newer than the file.  Paths next to the
-    run's folder count relative to its parent, so that all of them may have moved together.
+    The file is read with today's defaults, which apply to options that are newer than the file.  Paths next to the
+    run's folder are compared relative to its parent, so all of them may have moved together.
     """
     try:
         earlier: Any = build(type(config), [read_recipe(str(kept), of_run=True)], to_run=False)
@@ -330,7 +330,7 @@ def changed_options(kept: Path, config: AnyConfig) -> list[str]:
 
 
 def placeless(config: Any) -> Mapping[str, object]:
-    """Every option, with the parent of the run's folder as `…`."""
+    """Every option, with the parent of the run's folder written as `…`."""
     parent = f"{Path(config.run.folder).parent}/"
     return {
         option: f"…/{value.removeprefix(parent)}" if isinstance(value, str) and value.startswith(parent) else value

@@ -1,4 +1,4 @@
-"""The set-up that decides a run's memory, made from its config, and its plan in words."""
+"""The setup that decides a run's memory, made from its config, and its plan in words."""
 
 import os
 from collections.abc import Sequence
@@ -30,28 +30,28 @@ from posttrain.options.reward import RewardOptions
 
 GB = 1e9
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where Linux says how much of the machine's memory a container may use."""
+"""Where Linux states how much of the machine's memory a container may use."""
 SFT_ROW_TOKENS = 512
-"""Assumed length of rows and pairs without a `max_length`; micro-batches are bounded anyway."""
+"""Assumed length of rows and pairs without a `max_length`; micro-batches are limited anyway."""
 SAMPLED_PROMPT_TOKENS = 256
 """Assumed length of the prompts that DPO samples from in rounds."""
 NOT_OF_NEW_MODELS = ("model.adapter.rank", "model.gradient_checkpointing", "model.weights")
 """Settings that the section of a new model does not have."""
 NAMED_PARTS = 3
-"""Parts that the one-line plan names."""
+"""Number of parts that the one-line plan names."""
 WORDS = {part.name: part.words for part in PARTS}
 
 
 @dataclass(frozen=True, slots=True)
 class MachineMemory:
-    """The memory that a run has to fit into, in bytes."""
+    """The memory that a run must fit into, in bytes."""
 
     size: int
     kind: str
 
 
 def machine_memory(*, on_cuda: bool, ranks: int = 1) -> MachineMemory:
-    """The memory of the GPU, or of this machine as far as this process may use it, as one of several ranks on it."""
+    """The memory of the GPU, or this process's share of this machine's memory, as one of several ranks."""
     if on_cuda:
         return MachineMemory(torch.cuda.get_device_properties(0).total_memory, "GPU memory")
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -62,7 +62,7 @@ def machine_memory(*, on_cuda: bool, ranks: int = 1) -> MachineMemory:
 
 
 def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool | None = None) -> MemorySetup:
-    """How a model is held, by its options; `on_cuda` None means on the device that it would have here."""
+    """How a model is stored, by its options; `on_cuda` None: the device that it would use here."""
     if options.quantization is not None:
         require_half(shape.linear_parameters, shape.expert_parameters)
     cuda = chosen_device(options.device).type == "cuda" if on_cuda is None else on_cuda
@@ -95,7 +95,7 @@ def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool | None = 
 def rl_setup(
     config: Config, shape: ModelShape, algorithm: Algorithm, *, prompt_tokens: int, on_cuda: bool | None = None
 ) -> MemorySetup:
-    """The set-up of an RL run: completions at their limit, next to prompts of this length."""
+    """The setup of an RL run: completions at their limit, after prompts of this length."""
     rollout, critic, teacher = config.rollout, algorithm.critic, algorithm.teacher
     held = held_as(config.model, shape, on_cuda=on_cuda)
     longest = min(config.model.context or shape.max_positions, shape.max_positions)
@@ -121,7 +121,7 @@ def rl_setup(
 
 
 def planned_reward_bytes(rewards: Sequence[RewardOptions], *, on_cuda: bool) -> int:
-    """Bytes of all reward models that a recipe names, every member of an ensemble included."""
+    """Bytes of all reward models that a recipe names, including all members of ensembles."""
     return sum(
         classifier_bytes(replace(item, model=folder), on_cuda=on_cuda)
         for item in rewards
@@ -130,7 +130,7 @@ def planned_reward_bytes(rewards: Sequence[RewardOptions], *, on_cuda: bool) -> 
 
 
 def sft_setup(config: SftConfig, shape: ModelShape, *, on_cuda: bool | None = None) -> MemorySetup:
-    """The set-up of a supervised run: whole rows of some length, as many as a micro-batch holds."""
+    """The setup of a supervised run: whole rows of some length, as many as fit a micro-batch."""
     options, model = config.sft, config.model
     if isinstance(model, NewModelOptions):
         held = MemorySetup(shared_prompt=shape.shared_prompt, on_cuda=bool(on_cuda), refused=NOT_OF_NEW_MODELS)
@@ -158,7 +158,7 @@ def pairs_setup(
     longest: int | None = None,
     on_cuda: bool | None = None,
 ) -> MemorySetup:
-    """The set-up of a run on pairs, both answers of a pair at once; `longest` None means before any pair is read."""
+    """The setup of a run on pairs, with both answers of a pair at once; `longest` None: before any pair is read."""
     return replace(
         held_as(model, shape, on_cuda=on_cuda),
         samples=False,
@@ -172,7 +172,7 @@ def pairs_setup(
 
 
 def dpo_setup(config: DpoConfig, shape: ModelShape, *, on_cuda: bool | None = None) -> MemorySetup:
-    """The same with a reference, and in rounds with the sampler and the reward models that judge completions."""
+    """The same with a reference, and, with rounds, the sampler and the reward models that judge completions."""
     options, rollout = config.dpo, config.rollout
     pairs = pairs_setup(config.model, options, shape, on_cuda=on_cuda)
     pairs = replace(pairs, reference=options.keeps_reference)
@@ -192,7 +192,7 @@ def dpo_setup(config: DpoConfig, shape: ModelShape, *, on_cuda: bool | None = No
 
 
 def held_by(policy: Policy, setup: MemorySetup) -> MemorySetup:
-    """The set-up with the types and frozen weights that a loaded policy really has."""
+    """The setup with the actual types and frozen weights of a loaded policy."""
     model = policy.model
     layers = [each for each in model.modules() if isinstance(each, nn.Linear | Conv1D)]
     frozen = [each.weight for each in layers if not each.weight.requires_grad and each.weight.is_floating_point()]
@@ -215,9 +215,9 @@ def held_by(policy: Policy, setup: MemorySetup) -> MemorySetup:
 
 
 def compared_setups(shape: ModelShape, setup: MemorySetup) -> dict[str, MemorySetup]:
-    """This recipe, and the same as PPO with a critic, as GRPO, with an adapter, and with one over 4 bits.
+    """This recipe, and the same as PPO with a critic, as GRPO, as GRPO with LoRA and as GRPO with QLoRA.
 
-    Leaves out 4 bits where they would be refused; a folder whose weights cannot be trained has only the recipe.
+    Leaves out QLoRA if 4 bits would be rejected; if a folder's weights cannot be trained, only the recipe remains.
     """
     if shape.quantised not in (None, DEQUANTISED_AT_LOAD):
         return {"recipe": setup}
@@ -235,7 +235,7 @@ def compared_setups(shape: ModelShape, setup: MemorySetup) -> dict[str, MemorySe
 
 
 def memory_line(plan: MemoryPlan, machine: MachineMemory) -> str:
-    """The plan in one line: the peak, its phase, and the largest parts of it."""
+    """The plan in one line: the peak, its phase, and its largest parts."""
     phase = plan.largest_phase
     held = {**(plan.parts["always"] if phase != "loading" else {}), **plan.parts[phase]}
     largest = sorted(held.items(), key=lambda part: -part[1])[:NAMED_PARTS]
@@ -247,27 +247,27 @@ def memory_line(plan: MemoryPlan, machine: MachineMemory) -> str:
 
 
 def memory_warning(plan: MemoryPlan, machine: MachineMemory) -> list[str]:
-    """What to say before a run that will not fit, and which settings would help; empty where it fits."""
+    """The warning before a run that will not fit, with settings that would help; empty if it fits."""
     if plan.peak <= machine.size:
         return []
     warning = (
-        f"warning    this run will not fit: at most about {gigabytes(plan.peak)} GB, while {plan.largest_phase}, where"
+        f"warning    this run will not fit: it needs about {gigabytes(plan.peak)} GB while {plan.largest_phase}, but"
         f" there are {gigabytes(machine.size)} GB of {machine.kind}."
     )
     changes = changes_that_save(plan.shape, plan.setup)
     if not changes:
-        return [f"{warning}  Take a smaller model."]
-    lines = [f"{warning}  By itself each of these saves"]
+        return [f"{warning}  Use a smaller model."]
+    lines = [f"{warning}  Each of these settings saves"]
     for change in changes:
         enough = ", enough to fit" if plan.peak - change.saves <= machine.size else ""
-        other = "" if change.same_results else "; it is other training"
+        other = "" if change.same_results else "; it changes the training"
         lines.append(f"           {gigabytes(change.saves)} GB  {change.setting}{enough}{other}")
     settings, then = changes_until_it_fits(plan.shape, plan.setup, machine.size)
-    fits = "it fits" if then.peak <= machine.size else "it still does not fit: take a smaller model"
+    fits = "it fits" if then.peak <= machine.size else "it still does not fit: use a smaller model"
     together = " together" if len(settings) > 1 else ""
     return [*lines, f"           With {', '.join(settings)}{together} it is {gigabytes(then.peak)} GB, and {fits}."]
 
 
 def gigabytes(size: float) -> str:
-    """Bytes in units of 10⁹, to about three digits."""
+    """Bytes in units of 10⁹, with about three digits."""
     return f"{size / GB:.0f}" if size >= 100 * GB else f"{size / GB:.1f}" if size >= 10 * GB else f"{size / GB:.2f}"

@@ -1,4 +1,4 @@
-"""The progress of every long command: a live display in a terminal, plain lines anywhere else; its time and memory."""
+"""The progress of every long command: a live display in a terminal, plain lines elsewhere; its time and memory."""
 
 import math
 import resource
@@ -33,21 +33,21 @@ SHOWN = (
 """Metric, label and format of the displayed numbers, in order."""
 
 COMPARED = ("eval/accuracy_sampled", "eval/reward", "eval/score", "eval/pairs/accuracy", "eval/loss")
-"""Held-out metrics that are shown with their first value."""
+"""Held-out metrics shown together with their first value."""
 
 FEW_STEPS = 8
-"""Fewer steps do not show whether steps grow longer."""
+"""Minimum number of steps to tell whether steps take longer and longer."""
 SPARK = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 32
 PLAIN_SECONDS = 5.0
-"""Without a terminal, one line per this time; first, last and evaluated steps always have one."""
+"""Without a terminal: seconds between lines; the first, last and evaluated steps always get a line."""
 
 
 class Clock:
-    """Sums the wall time of named stages: `with clock("rollout"): ...`."""
+    """Adds up the wall time of named stages: `with clock("rollout"): ...`."""
 
     def __init__(self, show: Callable[[str], None] | None = None) -> None:
-        """`show` gets the name of each stage that begins."""
+        """`show` gets the name of each stage when it begins."""
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.show = show
 
@@ -65,7 +65,7 @@ class Clock:
 class Progress:
     """Shows a command's plan, its steps and its long stages.  A context manager: leaving it releases the terminal.
 
-    Texts are printed without markup; control characters, which model output may hold, are escaped.
+    Texts are printed without markup; control characters, which model output may contain, are escaped.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class Progress:
         self._num_steps, self._done, self._resumed_from = num_steps, first_step - 1, first_step - 1
         self._unit, self._stage, self._time_limit = unit, "", time_limit_seconds
         self.closing_seconds = 0.0
-        """What follows the last step, such as an evaluation that took as long before the first one."""
+        """Seconds after the last step, such as for an evaluation, estimated from the one before training."""
         self._seconds: list[float] = []
-        """Of the steps so far."""
+        """Seconds of the steps so far."""
         self._latest: dict[str, float] = {}
         self._first: dict[str, float] = {}
         self._own: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class Progress:
         self._go_live()
 
     def step(self, step: int, metrics: Mapping[str, float], *, own: Collection[str] = ()) -> None:
-        """Show a finished step; missing numbers keep their last value.  `own` are further metrics to show."""
+        """Show a finished step; missing numbers keep their last value.  `own` are more metrics to show."""
         now = self._clock()
         # The first one was begun before the start, or the evaluation before training came between.
         took = metrics.get("step_time", now - self._last_step)
@@ -129,18 +129,18 @@ class Progress:
             self.note(f"{self._unit} {step}/{self._num_steps}{numbers}  {self._time_left()} left")
 
     def compare_with(self, metrics: Mapping[str, float]) -> None:
-        """Show these values next to later evaluations, unless there are earlier ones."""
+        """Show these values next to later evaluations, unless earlier values exist."""
         self._first = {name: value for name, value in metrics.items() if name in COMPARED} | self._first
 
     def show_stage(self, name: str) -> None:
-        """Show which part of a step goes on, where there is a live display."""
+        """Show the current part of a step in the live display, if there is one."""
         self._stage = name
 
     @contextmanager
     def stage(self, name: str, total: int | None = None, *, most: int | None = None) -> Iterator["StageDisplay"]:
         """Show a long stage within or before a step, such as an evaluation; yields `advance(count, says)`.
 
-        `total` is how much there is to do, `most` a limit that it may not reach.
+        `total` is the known amount of work, `most` an upper limit.
         """
         alone = self._live is None
         bar = self._bars.add_task(name, total=total, visible=total != 0, of="", tail="")
@@ -183,7 +183,7 @@ class Progress:
             self._live.start()
 
     def _time_left(self) -> str:
-        """By the pace of this process, evaluations included; at most until the time limit."""
+        """Time left at this process's pace, evaluations included; at most until the time limit."""
         limit = None if self._time_limit is None else max(0.0, self._time_limit - (self._clock() - self._began))
         if not self._seconds:
             return duration(limit)
@@ -223,7 +223,7 @@ class Progress:
 
 
 class StageDisplay:
-    """A stage on display: `advance(count)`, and `says` is what is known so far."""
+    """A displayed stage: `advance(count)`; `says` is what is known so far."""
 
     def __init__(self, progress: Progress, name: str, total: int | None, most: int | None) -> None:
         self.progress, self.name, self.total, self.most = progress, name, total, most
@@ -251,10 +251,10 @@ class StageDisplay:
 
 
 def forecast(seconds: Sequence[float], num_left: int) -> tuple[float, bool]:
-    """Seconds of the steps that are left, by those so far, and whether steps are growing longer.
+    """Estimated seconds of the remaining steps, and whether steps take longer and longer.
 
-    Half way between steps as long as the recent ones, and steps on the line through all of them.  A line whose rise is
-    within two standard errors of none does not count, and neither does a fall: then it is the mean.
+    The estimate is half way between two others: steps as long as the recent ones, and steps on a line fitted to all of
+    them.  If the line rises by less than two standard errors, or falls, the mean is used instead.
     """
     count, mean = len(seconds), sum(seconds) / len(seconds)
     if count < FEW_STEPS:
@@ -280,7 +280,7 @@ def duration(seconds: float | None) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A row of bars between the smallest and largest value; long histories are averaged into `SPARK_WIDTH` bars."""
+    """A row of bars from the smallest to the largest value; long histories are averaged into `SPARK_WIDTH` bars."""
     if not values:
         return ""
     count = min(len(values), SPARK_WIDTH)
@@ -293,7 +293,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def visible(text: str) -> str:
-    """The text with control characters, which could steer a terminal, escaped as \\x1b and the like."""
+    """The text with control characters escaped, such as \\x1b, so that it cannot control the terminal."""
     return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -1,4 +1,4 @@
-"""Prompts and completions as the model reads and writes them, for a look before training."""
+"""Prompts and completions as the model reads and writes them, shown before training."""
 
 import math
 import re
@@ -13,36 +13,36 @@ from posttrain.records import Finish, Grades, Group, Prompt, Rollout
 from posttrain.runs.progress import visible
 
 OPEN, CLOSE, PREFILL, GIVEN, BACK = "⟦", "⟧", "▶", "«", "»"
-"""Around a special token, before the prefill, and around what an environment replied."""
-LEGEND = f"{OPEN}…{CLOSE} is one special token, {PREFILL} where the prefill begins"
+"""Marks around a special token, before the prefill, and around an environment's reply."""
+LEGEND = f"{OPEN}…{CLOSE} is a special token; the prefill begins at {PREFILL}"
 ENDED = {
     Finish.STOP: "stopped",
     Finish.LENGTH: "cut off at the limit",
     Finish.TURNS: "cut off after its last turn",
     Finish.ENVIRONMENT: "ended by the environment",
-    Finish.FAILED: "its environment failed",
+    Finish.FAILED: "the environment failed",
 }
 LAST_TOKENS = 4
-"""Tokens whose ids are shown: they reveal a prompt that ends differently than in training."""
+"""Number of last token ids to show: they reveal a prompt that ends differently than in training."""
 MOST_CHARACTERS = 4000
-"""Of a prompt or completion; the middle of a longer one is omitted."""
+"""Characters of a prompt or completion; the middle of a longer one is omitted."""
 MOST_OF_A_COLUMN = 60
 MOST_MARKS = 8
-"""Of a completion's process rewards; further ones are counted."""
+"""Number of a completion's process rewards to show; the rest are counted."""
 OPEN_THOUGHT = re.compile(r"<(think|thinking|thought|reason|reasoning)>\s*$")
-"""How templates of thinking models begin an answer; other tags at the end of a prompt may name the speaker."""
+"""Tags with which templates of thinking models begin an answer; other tags there may name the speaker."""
 Piece = tuple[str, bool]
-"""Text, and whether it is a special or added token."""
+"""A text, and whether it is a special or added token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """The parts of a model that decide what prompts look like to it."""
+    """The parts of a model that decide how it reads prompts."""
 
     tokenizer: PreTrainedTokenizerBase
     stop_ids: Sequence[int]
     template_file: str = ""
-    """Of a template that replaces the model's."""
+    """The file of a template that replaces the model's."""
     template_options: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -53,7 +53,7 @@ def prompt_preview_lines(prompts: Sequence[Prompt], reader: Reader) -> list[str]
 
 
 def first_step_lines(groups: Sequence[Group], grades: Grades, count: int, reader: Reader) -> list[str]:
-    """The first `count` prompts of a step, each with its first completion and the scores of that."""
+    """The first `count` prompts of a step, each with its first completion and the scores of this completion."""
     lines = head_lines([group.prompt for group in groups[:count]], reader)
     for position, group in enumerate(groups[:count]):
         lines += ["", *prompt_lines(group.prompt, reader.tokenizer)]
@@ -63,7 +63,9 @@ def first_step_lines(groups: Sequence[Group], grades: Grades, count: int, reader
 
 def head_lines(prompts: Sequence[Prompt], reader: Reader) -> list[str]:
     if all(prompt.messages is None for prompt in prompts):
-        template = f"none: the prompts are text{', and the model has one' if reader.tokenizer.chat_template else ''}"
+        template = (
+            f"not used: the prompts are text{' (the model has a template)' if reader.tokenizer.chat_template else ''}"
+        )
     else:
         options = ", ".join(f"{name} = {value!r}" for name, value in reader.template_options.items())
         template = (reader.template_file or "the model's own") + (f", with {options}" if options else "")
@@ -109,7 +111,7 @@ def graded_lines(group: Group, grades: Grades, position: int, tokenizer: PreTrai
 
 
 def said_and_given(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> "list[Piece]":
-    """The text of a completion, with signs around what it was given."""
+    """The text of a completion, with marks around replies."""
     made: list[Piece] = []
     for sampled, run in groupby(zip(rollout.sequence.sampled, rollout.tokens, strict=True), key=itemgetter(0)):
         of_run = pieces([token for _, token in run], tokenizer)
@@ -118,7 +120,7 @@ def said_and_given(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> "lis
 
 
 def marked_lines(group: Group, grades: Grades, position: int) -> list[str]:
-    """The marks of tokens and spans of a group's first completion, a line for each function."""
+    """Marks on tokens and spans of a group's first completion, one line per function."""
     text = group.graded_text(group.rollouts[0])
     lines: list[str] = []
     for name, of_groups in grades.marks.items():
@@ -127,7 +129,7 @@ def marked_lines(group: Group, grades: Grades, position: int) -> list[str]:
             tokens = [f"token {t} {number(value)}" for t, value in enumerate(marks.tokens) if value is not None]
             given = tokens + [f"{excerpt(text[start:end])} {number(value)}" for start, end, value in marks.spans]
             more = f", and {len(given) - MOST_MARKS} more" if len(given) > MOST_MARKS else ""
-            lines.append(f"{name}: {', '.join(given[:MOST_MARKS])}{more}; {number(marks.total)} in all")
+            lines.append(f"{name}: {', '.join(given[:MOST_MARKS])}{more}; {number(marks.total)} in total")
     return lines
 
 
@@ -144,13 +146,13 @@ def number(score: float) -> str:
 
 
 def opening_notes(prompt: Prompt) -> Iterator[str]:
-    """A note on a template that begins the answer: rewards would not see that beginning."""
+    """A note about a template that begins the answer, since rewards would not see that beginning."""
     found = OPEN_THOUGHT.search(prompt.text)
     if prompt.messages is not None and not prompt.prefill and found is not None:
         tag = found[0].replace("\n", "\\n")
         yield (
             f"the chat template begins the answer with `{tag}`, which the rewards do not see.  Set"
-            f' task.prefill: "{tag}" to show it to them; the prompt then still has it once.'
+            f' task.prefill: "{tag}" to show it to them; the prompt still contains it only once.'
         )
 
 
@@ -190,7 +192,7 @@ def decoded(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def printable(made: Sequence[Piece]) -> str:
-    """Pieces as text that is safe to print, a long text without its middle."""
+    """Pieces as text that is safe to print; the middle of a long text is left out."""
     text = "".join(f"{OPEN}{piece}{CLOSE}" if special else piece for piece, special in made)
     left_out = len(text) - MOST_CHARACTERS
     if left_out > 0:
@@ -204,7 +206,7 @@ def indented(text: str) -> Iterator[str]:
 
 
 def named_token(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A token's id and text, or its entry in the vocabulary if it is only a part of a character."""
+    """A token's id and text, or its vocabulary entry if it is only part of a character."""
     text = decoded([token], tokenizer)
     piece = tokenizer.convert_ids_to_tokens(token)
     return f"{token} {quoted(str(piece) if '�' in text else text)}"

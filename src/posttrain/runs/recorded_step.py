@@ -1,4 +1,4 @@
-"""A step as its rollout file has it, exact enough to be trained on again: the same weights come out, to the bit."""
+"""A step read from its rollout file, exact enough that training on it again gives the same weights, bit for bit."""
 
 import json
 import math
@@ -21,7 +21,7 @@ Rows = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedGroups:
-    """Groups with their grades.  Prompts have tokens and text, and none of their columns."""
+    """Groups with their grades.  Prompts have tokens and text, but not their columns."""
 
     groups: Sequence[Group]
     grades: Grades
@@ -43,7 +43,7 @@ def recorded_files(folder: Path) -> dict[int, Path]:
 
 
 def read_step(file: Path) -> RecordedStep:
-    """Raises UserError for a file that is not of this version's rollouts, RunError for a damaged one."""
+    """Raises UserError for rollouts of another version, RunError for a damaged file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -54,7 +54,7 @@ def read_step(file: Path) -> RecordedStep:
         raise RunError(f"{file}: damaged: cannot be read as Parquet ({str(error).splitlines()[0]}).") from error
     said = (table.schema.metadata or {}).get(SUMS.encode())
     if said is None or SAMPLED not in table.column_names:
-        raise UserError(f"{file}: lacks the weights of rewards.  Replay a run of this version.")
+        raise UserError(f"{file}: does not contain the weights of rewards.  Replay a run of this version.")
     sums = json.loads(said)
     require_columns(file, table.column_names, sums)
     by_draw: dict[int, list[dict[str, Any]]] = {}
@@ -67,12 +67,12 @@ def read_step(file: Path) -> RecordedStep:
         groups = [group_of(each[0]["draw"], each) for each in of_draws]
         parts.append(RecordedGroups(groups=groups, grades=grades_of(of_draws, sums)) if groups else None)
     if parts[0] is None:
-        raise RunError(f"{file}: damaged: no completion of it was trained on.  Restore the file.")
+        raise RunError(f"{file}: damaged: none of its completions was trained on.  Restore the file.")
     return RecordedStep(step=rows[0]["step"], trained=parts[0], replaced=parts[1])
 
 
 def require_columns(file: Path, columns: Collection[str], sums: Mapping[str, Any]) -> None:
-    """Raises RunError for a file without a column that every step of its kind has."""
+    """Raises RunError if a column that every step of its kind has is missing."""
     needed = ["step", *NEEDED, SAMPLED, VERSION, "advantage", *(f"score/{name}" for name in sums["weights"])]
     needed += TURNS if any(name in columns for name in TURNS) else ()
     if missing := next((name for name in needed if name not in columns), None):
@@ -80,7 +80,7 @@ def require_columns(file: Path, columns: Collection[str], sums: Mapping[str, Any
 
 
 def grades_of(of_draws: Sequence[Rows], sums: Mapping[str, Any]) -> Grades:
-    """The grades of some groups, with what is in no column."""
+    """The grades of some groups, completed with what no column stores."""
     names = tuple(sums["weights"])
     marked = [name for name in names if f"marks/{name}" in of_draws[0][0]]
     return Grades(

@@ -1,11 +1,11 @@
-"""replies.jsonl: what an environment replied that is not reproducible, so that a resumed step replies the same.
+"""replies.jsonl: replies of environments that are not reproducible, so that a resumed step gets the same replies.
 
     {"place": "step", "purpose": "rollout", "step": 7, "draw": 3, "exchanges": [[{"said": "", "reply": null, …}, …], …]}
 
-One line for each group, written before anything reads its completions: for every completion its exchanges, that of
-`reset` first.  A resume reads lines of steps that it takes again and adds to the file; the last line of a group counts.
-A reply to other words than the journal's is asked for anew, and so is a completion that failed where the file ends: the
-step was not finished, perhaps because of it.  A line {"place": "changed"} makes those before it void.
+One line per group, written before anything reads its completions: the exchanges of every completion, `reset` first.  A
+resume reads the lines of steps that it repeats, and adds to the file; the last line of a group counts.  If the policy
+says something else than in the journal, the environment is asked again.  So is a completion that failed at the end of
+the file: its step was not finished, perhaps because of it.  A line {"place": "changed"} invalidates earlier lines.
 """
 
 import threading
@@ -27,10 +27,10 @@ STEP, CHANGED = "step", "changed"
 
 
 class ReplyFile:
-    """The `ReplyJournal` of a run, which knows the lines that were there when it was opened."""
+    """The `ReplyJournal` of a run, with the lines that existed when it was opened."""
 
     def __init__(self, folder: RunFolder, *, changed: bool = False) -> None:
-        """`changed` accepts another environment: nothing that was kept so far is read, now or later."""
+        """`changed` accepts another environment: the replies so far are never read again."""
         self.folder, self._places = folder, threading.local()
         records = LineJournal(folder.path / REPLIES).records() if folder.begun else []
         if changed and records:
@@ -44,12 +44,12 @@ class ReplyFile:
 
     @property
     def place(self) -> str:
-        """Of this thread: one may evaluate while another collects."""
+        """State of this thread: one may evaluate while another collects."""
         return getattr(self._places, "place", STEP)
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
-        """Another place than the steps of the run: evaluations use the same streams again and again."""
+        """Mark replies as part of an evaluation, not of the run's steps: evaluations reuse the same streams."""
         before, self._places.place = self.place, place
         try:
             yield
@@ -57,7 +57,7 @@ class ReplyFile:
             self._places.place = before
 
     def get(self, purpose: str, step: int, draw: int) -> Sequence[Sequence[Exchange]] | None:
-        """The exchanges of each completion of a draw, `reset` first; None if that group was not finished."""
+        """The exchanges of each completion of a draw, `reset` first; None if the group was not finished."""
         exchanges: Any = self.known.get((self.place, purpose, step, draw))
         if exchanges is None:
             return None
@@ -71,18 +71,18 @@ class ReplyFile:
         return [[] if any(each.failure for each in of_completion) else of_completion for of_completion in found]
 
     def put(self, purpose: str, step: int, draw: int, exchanges: Sequence[Sequence[Exchange]]) -> None:
-        """Keep those of a group that is done, before anything reads it."""
+        """Save the exchanges of a finished group, before anything reads it."""
         record = dict(zip(KEY, (self.place, purpose, step, draw), strict=True))
         listed = [[asdict(each) for each in of_completion] for of_completion in exchanges]
         try:
             self.folder.append_reply({**record, "exchanges": listed})
         except (TypeError, ValueError) as error:
-            fault = f"a reply of step {step} is not plain data, so it cannot be kept ({error})"
+            fault = f"a reply of step {step} is not plain data, so it cannot be saved ({error})"
             remedy = "Reply with text or messages of plain data, or set reproducible = True on the class"
             raise RunError(f"environment: {fault}.  {remedy}.") from error
 
     def keep_failures(self, text: str) -> Path:
-        """Beside the run's folder where that still has an earlier run, or none."""
+        """A file next to the run's folder, while that has an earlier run or does not exist yet."""
         path = self.folder.path
         file = path / FAILURES if self.folder.begun else path.with_name(f"{path.name}-{FAILURES}")
         with writing(file, path):

@@ -1,4 +1,4 @@
-"""Reports for watchers: of a step, an evaluation, a checkpoint and the end; and summary.json, for other programs."""
+"""Reports for watchers: on a step, an evaluation, a checkpoint and the end; and summary.json, for other programs."""
 
 import json
 import platform
@@ -27,7 +27,7 @@ Metrics = Mapping[str, float]
 
 
 def as_number(value: object) -> float | None:
-    """A number of Python, numpy or torch as a float; None for anything else, including text."""
+    """A Python, numpy or torch number as a float; None for anything else, including text."""
     if not isinstance(value, SupportsFloat | SupportsIndex):
         return None
     try:
@@ -42,12 +42,12 @@ class ScoredCompletions:
 
     groups: Sequence[Group]
     grades: Grades
-    """Of the reward functions, or of the task's measure where training uses none.  `rewards` is NaN where no reward was
-    computed."""
+    """Grades by the reward functions, or by the task's measure if training does not use it.  `rewards` is NaN if no
+    reward was computed."""
     judged: Float64[Tensor, "prompt sample"]
-    """The score behind accuracy: 1 or more is right; NaN where there is no score."""
+    """The score behind accuracy: 1 or more is correct; NaN if there is no score."""
     greedy: bool = False
-    """Whether each token was the likeliest one; otherwise they were sampled at temperature 1."""
+    """Whether completions are greedy; otherwise they were sampled at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +64,12 @@ class UpdateTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginReport:
-    """The beginning of a run, or of its continuation."""
+    """The start of a run, or of its resume."""
 
     step: int
-    """Steps finished before."""
+    """Number of steps finished before."""
     optimizer: torch.optim.Optimizer
-    """With the state of the checkpoint, if there is one."""
+    """The policy, with the state of the checkpoint, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,20 +79,20 @@ class StepReport:
     step: int
     """Counted from 1; 0 is the state before training."""
     metrics: Metrics
-    """By the names of docs/metrics.md, including those of earlier watchers."""
+    """Metrics by their names in docs/metrics.md, including metrics added by earlier watchers."""
     seconds: Metrics = field(default_factory=dict)
-    """Wall time by stage."""
+    """Wall time in seconds by stage."""
     num_tokens: int = 0
-    """Tokens behind the step's speed."""
+    """Number of tokens that the step's speed is computed from."""
     groups: Sequence[Group] = ()
-    """The groups that were trained on; none in a supervised run."""
+    """The groups that were trained on; empty in a supervised run."""
     grades: Grades | None = None
     advantages: Float64[Tensor, "prompt group"] | None = None
-    """Of each completion; the mean over its tokens where they differ."""
+    """Advantage of each completion; the mean over its tokens if they differ."""
     token_rewards: Float64[Tensor, " token"] | None = None
     """Rewards of single tokens, in the order of those groups."""
     process_rewards: Float64[Tensor, " token"] | None = None
-    """The part of them that reward functions marked; NaN where no step ends."""
+    """The part of them that reward functions marked; NaN if no step ends at the token."""
     token_advantages: Float64[Tensor, " token"] | None = None
     token_values: Float64[Tensor, " token"] | None = None
     """A critic's values; None without one."""
@@ -100,10 +100,10 @@ class StepReport:
     """Groups that dynamic sampling set aside."""
     pairs: Sequence[Preference] = ()
     updates: Sequence[UpdateTokens] = ()
-    """The tokens of each update, with `run.keep_token_columns`."""
+    """The token columns of each update, with `run.keep_token_columns`."""
 
     def token_columns(self) -> dict[str, Float64[Tensor, " token"]]:
-        """The columns of single tokens, by the names of the rollout file."""
+        """The columns with a number per token, by their names in the rollout file."""
         columns = {
             "token_rewards": self.token_rewards,
             "process_rewards": self.process_rewards,
@@ -113,7 +113,7 @@ class StepReport:
         return {name: column for name, column in columns.items() if column is not None}
 
     def all_rollouts(self) -> tuple[list[Group], Grades, Float64[Tensor, "prompt group"]]:
-        """The groups that were trained on, then those set aside, with NaN as advantages."""
+        """The groups that were trained on, then those set aside, with NaN as their advantages."""
         assert self.grades is not None, "a step without rollouts"
         assert self.advantages is not None
         groups, grades, advantages = list(self.groups), self.grades, self.advantages
@@ -130,9 +130,9 @@ class EvaluationReport:
 
     step: int
     results: Mapping[str, object]
-    """As in summary.json for a full one, else metrics."""
+    """Results as in summary.json for a full evaluation, else metrics."""
     groups: Sequence[Group] = ()
-    """The sampled completions of a full one."""
+    """The sampled completions of a full evaluation."""
     evaluation: Literal["before", "brief", "after"] = "brief"
     """Full ones are `before` and `after` training, `brief` ones between steps."""
     completions: Sequence[ScoredCompletions] = ()
@@ -140,14 +140,14 @@ class EvaluationReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReport:
-    """One checkpoint on the disk."""
+    """One checkpoint on disk."""
 
     step: int
     path: Path
 
 
 class HtmlBlock(Protocol):
-    """What a notebook shows as HTML."""
+    """An object that a notebook shows as HTML."""
 
     def _repr_html_(self) -> str: ...
 
@@ -158,7 +158,7 @@ class Run:
 
     folder: Path
     summary: Mapping[str, object]
-    """The content of summary.json; empty where the run was interrupted."""
+    """The content of summary.json; empty if the run was interrupted."""
     interrupted: bool = False
 
     @property
@@ -178,13 +178,13 @@ class Run:
     def to_pandas(
         self, kept: Kept = "rollouts", *, steps: Collection[int] | None = None, columns: Sequence[str] | None = None
     ) -> "pandas.DataFrame":
-        """The same as a pandas frame.  Raises UserError where pandas is not installed."""
+        """The same as a pandas DataFrame.  Raises UserError if pandas is not installed."""
         return pandas_frame(self.rollouts(kept, steps=steps, columns=columns))
 
     def show(self, *, size: str = "3MB", height: int = 720) -> "HtmlBlock":
         """The run in a notebook: the viewer's page in a frame of this height, without a server.
 
-        It has as many rollouts as fit `size`, and says how many it leaves out; `posttrain view` shows all.
+        It contains as many rollouts as fit `size`, and says how many are left out; `posttrain view` shows all.
         """
         # By name: the viewer is above what it reads, and loaded only here.
         notebook = import_module("posttrain.viewer.exported.notebook")
@@ -213,17 +213,17 @@ class EndReport(Run):
 
 
 HELD_OUT = ("accuracy_sampled", "accuracy_greedy", "pass_at_8")
-"""Held-out results that come with an interval, `<name>_interval` = [low, high]."""
+"""Held-out results with an interval, `<name>_interval` = [low, high]."""
 SCORE, LEFT_OUT = "score", "accuracy"
-"""The mean score by the task's measure, which replaces accuracies where scores count something; the reason for that."""
+"""The mean score by the task's measure, which replaces accuracy if scores are counts; and the reason."""
 REWARD = "reward"
-"""The mean reward, as training sums it; None in runs of early versions."""
+"""The mean reward as in training; None in runs of early versions."""
 PACKAGES = ("posttrain", "torch", "transformers", "safetensors", "tokenizers", "numpy")
-"""Packages that a run's numbers can depend on."""
+"""Packages that can affect a run's numbers."""
 
 
 def held_out_results(results: Mapping[str, object]) -> dict[str, object]:
-    """Results as summary.json has them, whichever version measured them."""
+    """Results in the form of summary.json, for every version that measured them."""
     required = [*HELD_OUT, *(f"{name}_interval" for name in HELD_OUT), "mean_length"]
     missing = [name for name in required if name not in results]
     assert not missing, f"evaluation without {', '.join(missing)}"

@@ -1,7 +1,7 @@
 """Parquet files of a run: one row per completion of a step, of an evaluation, and of the updates of a step.
 
-Null means: not scored (`reward`, `judged`, `score/<function>`), took no part in the update (`advantage`, token
-columns), nothing was cut (`cut_logprobs`), not marked (`marks/<function>`).
+Null means: not scored (`reward`, `judged`, `score/<function>`), not part of the update (`advantage`, token columns),
+sampled without a cut (`cut_logprobs`), not marked (`marks/<function>`).
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ SUMS = "posttrain.rewards"
 """The metadata with the weights and bounds of the reward functions in that step, as JSON."""
 TURNS = ("turn_ends", "turn_given", "turn_rewards", "turn_calls", "failure")
 ROWS_IN_GROUP = 1024
-"""Rows of a row group: what a reader of a few rows has to read."""
+"""Rows per row group: the minimum that a reader of a few rows must read."""
 EXACT = 2**53
 """The largest integer below which a float64 represents all integers."""
 
@@ -51,9 +51,9 @@ def parquet_bytes(
 ) -> bytes:
     """All rollouts of a step as a parquet file.
 
-    `tokens` has all tokens of a completion, `sampled` which of them the policy sampled.  `logprobs`, `cut_logprobs` and
-    token columns, such as `token_advantages`, have a number for each sampled token.  All that a step is trained on is
-    exact: `runs.recorded_step` reads it back.
+    `tokens` has all tokens of a completion; `sampled` says which of them the policy sampled.  `logprobs`,
+    `cut_logprobs` and token columns, such as `token_advantages`, have a number for each sampled token.  Everything that
+    a step is trained on is exact: `runs.recorded_step` reads it back.
     """
     assert grades.rewards.shape == advantages.shape == (len(groups), len(groups[0].rollouts))
     columns = {**rollout_columns(step, groups), **grade_columns(grades, advantages)}
@@ -144,7 +144,7 @@ TYPES = {
     "judged": "double",
     "score": "double",
 }
-"""By name or prefix before the slash; other columns have the type of their values."""
+"""Column types by name or prefix before the slash; other columns have the type of their values."""
 
 
 def table_bytes(
@@ -256,7 +256,7 @@ def plain_marks(grades: Grades) -> dict[str, tuple[tuple[dict[str, object] | Non
 
 
 def of_one_type(values: Sequence[object]) -> list[object]:
-    """The values if all of them, except None, are booleans, texts or numbers; else each as JSON text."""
+    """The values, if all of them are booleans, texts, numbers or None; else each as JSON text."""
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {bool}:
         return list(values)
@@ -275,7 +275,7 @@ def nullable(values: Float64[Tensor, "prompt group"]) -> list[object]:
 
 
 def as_json(columns: Mapping[str, object]) -> str:
-    """A problem's columns as JSON: records become objects, other values that JSON does not know their Python text."""
+    """A problem's columns as JSON: records become objects, and values that JSON cannot hold become Python text."""
 
     def plain(item: object) -> object:
         return dataclasses.asdict(item) if dataclasses.is_dataclass(item) and not isinstance(item, type) else str(item)
@@ -286,15 +286,17 @@ def as_json(columns: Mapping[str, object]) -> str:
 def stored_steps(folder: str, option: str) -> list[Path]:
     files = sorted(Path(folder).glob("step-*.parquet"))
     if not files:
-        raise UserError(f"{option} = {folder}: holds no step-N.parquet.  Give the folder `rollouts` of a run.")
+        raise UserError(
+            f"{option} = {folder}: does not contain step-N.parquet files.  Give the folder `rollouts` of a run."
+        )
     return files
 
 
 def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
     """The groups of a step, and their rewards and process rewards (as marks) under the name `stored`.
 
-    Includes groups that dynamic sampling set aside, unless there are process rewards, which they lack.  Prompts have no
-    columns.  Raises UserError for another kind of file.
+    Includes groups that dynamic sampling set aside, unless there are process rewards, which those groups do not have.
+    Prompts do not have columns.  Raises UserError for another kind of file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -19,7 +19,7 @@ def rollout_table(
 ) -> "pa.Table":
     """The rows of all files, or of some steps, in order; only the named columns are read.
 
-    A column that some files lack is null there.  Raises UserError where there is no file, RunError for a damaged one.
+    A column is null where a file does not have it.  Raises UserError if there are no files, RunError for a damaged one.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -28,7 +28,7 @@ def rollout_table(
     wanted = [file for step, file in found.items() if steps is None or step in steps]
     if not wanted:
         some = "" if steps is None else f" of the steps {', '.join(map(str, steps))}"
-        raise UserError(f"{run / kept}: there is no file{some}.  Name the folder of a run that has one.")
+        raise UserError(f"{run / kept}: no files{some}.  Name the folder of a run that has them.")
     tables, known = [], dict[str, None]()
     for file in wanted:
         try:
@@ -38,7 +38,7 @@ def rollout_table(
             tables.append(pq.read_table(file, columns=names))
         except (pa.ArrowException, OSError) as error:
             says = (str(error).splitlines() or [""])[0]
-            remedy = "Leave its step out by `steps`, or repair the file."
+            remedy = "Exclude its step with `steps`, or repair the file."
             raise RunError(f"{file}: damaged, or still being written ({says}).  {remedy}") from error
     if missing := [name for name in columns or () if name not in known]:
         raise UserError(f"{run / kept}: no file has the column `{missing[0]}`.  There are: {', '.join(known)}.")
@@ -46,7 +46,7 @@ def rollout_table(
 
 
 def pandas_frame(table: "pa.Table") -> "pandas.DataFrame":
-    """The table for pandas, which is not a dependency.  Raises UserError where it is not installed."""
+    """The table for pandas, which is not a dependency.  Raises UserError if it is not installed."""
     try:
         return table.to_pandas()
     except ImportError as error:

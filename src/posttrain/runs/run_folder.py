@@ -1,7 +1,7 @@
 """The folder of a run that trains a model; docs/run_folder.md lists its files, which are read without posttrain.
 
-metrics.jsonl has one line per step; step 0 is the state before training, a second line of the last step that after.  A
-folder without a file `format` has format 1, which has no tokenizer/ and no evaluations/.
+metrics.jsonl has one line per step.  Step 0 is the state before training; a second line of the last step is the state
+after.  A folder without a file `format` has format 1, without tokenizer/ and evaluations/.
 """
 
 import json
@@ -31,9 +31,9 @@ HELD_OUT = "held_out.jsonl"
 JOURNALS = (METRICS, "scores.jsonl", "alarms.jsonl")
 """Files that grow by lines, each line with its step."""
 REPLIES = "replies.jsonl"
-"""Replies of an environment that is not reproducible; see reply_journal.py."""
+"""Replies of environments that are not reproducible; see reply_journal.py."""
 FAILURES = "failures.txt"
-"""Tracebacks of the environments whose failures ended the run."""
+"""Tracebacks of environment failures that ended the run."""
 PARQUET_FOLDERS = ("rollouts", "evaluations", "token_columns", "demonstrations")
 CONTENTS = (
     *(*JOURNALS, REPLIES, FAILURES),
@@ -69,7 +69,7 @@ class RunFolder(Folder):
         self._append(METRICS, [{"step": step, **finite, "num_non_finite": num_non_finite}])
 
     def journal_scores(self, step: int, groups: Sequence[Group], grades: Grades) -> None:
-        """Write every score before it is used, a line per group; null where a function gave none."""
+        """Write every score before it is used, one line per group; null if a function did not give a score."""
         lines: list[Mapping[str, object]] = []
         more: dict[str, Mapping[str, Sequence[Sequence[object]]]] = {
             "details": grades.details,
@@ -101,9 +101,9 @@ class RunFolder(Folder):
         *,
         token_columns: Mapping[str, Float64[Tensor, " token"]] = rollout_file.NO_COLUMNS,
     ) -> Path:
-        """Write every completion of a finished step; an advantage of NaN marks one that took no part.
+        """Write every completion of a finished step; an advantage of NaN marks a completion that was not trained on.
 
-        Token columns are those of the first groups, which took part.
+        Token columns belong to the first groups, which were trained on.
         """
         content = rollout_file.parquet_bytes(step, groups, grades, advantages, token_columns=token_columns)
         return self.write(f"rollouts/{parquet_name(step)}", content)
@@ -133,7 +133,7 @@ class RunFolder(Folder):
         self.write(f"demonstrations/{parquet_name(step)}", rollout_file.table_bytes(columns, types))
 
     def write_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        """Save the tokenizer, so that the tokens of an unfinished run can be read; an existing one stays."""
+        """Save the tokenizer, so that the tokens of an unfinished run can be read; an existing one is kept."""
         if (self.path / "tokenizer").is_dir():
             return
         from posttrain.models.loading.saving import whole_folder
@@ -149,7 +149,7 @@ class RunFolder(Folder):
         return max((int(str(line["step"])) for line in files.read_metrics(file)), default=0) if file.exists() else 0
 
     def finished_after(self, step: int) -> int:
-        """The last step from which on back to `step` each has its rollouts and its metrics."""
+        """The last step up to which every step after `step` has its rollouts and metrics."""
         recorded = {int(str(line["step"])) for line in files.read_metrics(self.path / METRICS)}
         while step + 1 in recorded and (self.path / "rollouts" / parquet_name(step + 1)).is_file():
             step += 1
@@ -164,7 +164,7 @@ class RunFolder(Folder):
         *,
         notice: bool = False,
     ) -> None:
-        """Write an alarm with a transcript, and the completions that it is about by draw and sample."""
+        """Write an alarm with a transcript, and the draw and sample of the completions that it is about."""
         about = [{"draw": group.draw, "sample": rollout.sample} for group, rollout in rollouts]
         line = {"step": step, "alarm": alarm.name, "says": alarm.says, "transcript": transcript, "rollouts": about}
         self._append("alarms.jsonl", [{**line, "notice": True} if notice else line])
@@ -181,7 +181,7 @@ class RunFolder(Folder):
     def cut_after(self, step: int) -> None:
         """Remove what was written after `step`, so that a resumed run does not repeat it; -1 removes everything.
 
-        Other files stay.
+        Other files are kept.
         """
         with files.writing(self.path, self.path):
             for name in JOURNALS:
@@ -205,7 +205,7 @@ class RunFolder(Folder):
     def missing(self, step: int, kept_from: Mapping[str, int]) -> dict[str, list[int]]:
         """The steps up to `step` that are missing or incomplete in a journal, or in `rollouts`.
 
-        `kept_from` has the first step of each.  Scores have a line for each group that metrics count.
+        `kept_from` has the first step of each.  Scores must have a line for each group that the metrics count.
         """
         steps = map(rollout_step, (self.path / "rollouts").iterdir())
         kept = {"rollouts": Counter(each for each in steps if each is not None)}
@@ -235,7 +235,7 @@ def rollout_step(file: Path) -> int | None:
 
 
 def finite(value: object) -> object:
-    """Plain data with null in place of infinity and NaN, which JSON does not have."""
+    """Plain data with null instead of infinity and NaN, which JSON does not have."""
     match value:
         case dict():
             return {name: finite(item) for name, item in value.items()}
@@ -247,6 +247,6 @@ def finite(value: object) -> object:
 
 
 def num_groups(metrics: Mapping[str, object]) -> int:
-    """Groups that a step sampled; 0 where its metrics do not say."""
+    """Number of groups that a step sampled; 0 if its metrics do not say."""
     counts = [metrics.get(name) for name in ("num_groups", "num_replaced_groups")]
     return int(sum(count for count in counts if isinstance(count, int | float)))

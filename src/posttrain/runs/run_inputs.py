@@ -1,4 +1,4 @@
-"""Inputs of a run besides its config; a resume compares them with those that the run began with.  Torch-free.
+"""Inputs of a run besides its config; a resume compares them with the run's first inputs.  Torch-free.
 
     inputs.json    {"objects": {"task": {"is": "Sums (sums)", "sha256": ""}, "rewards[0]": ...},
                     "files": {"task.path": {"is": "rows.jsonl", "sha256": "9f86d0..."}}, "format": 3}
@@ -34,7 +34,8 @@ CODE = ("rewards[", "algorithm", "task", "engine", "environment", "tools[")
 STANDARD = Path(sysconfig.get_paths()["stdlib"]).resolve()
 PLAIN = (type(None), bool, int, float, str, bytes)
 SETTINGS = (*PLAIN, re.Pattern, tuple, frozenset)
-"""Globals that count by their value; other objects may change during a run, and count by their class."""
+"""Globals of these types are compared by value; other objects may change during a run, so only their class is
+compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class RunInput:
     what: str
     """The kind and name of an object, the path of a file."""
     digest: str = ""
-    """SHA-256 of its content; empty where that is unknown or does not matter."""
+    """SHA-256 of its content; empty if it is unknown or does not matter."""
 
     def differs(self, other: "RunInput") -> bool:
         known = self.digest != "" and other.digest != ""
@@ -56,13 +57,13 @@ class RunInputs:
     """All inputs of a run besides its config."""
 
     objects: Mapping[str, RunInput] = field(default_factory=dict)
-    """By the argument of `posttrain.train`; rewards one by one."""
+    """Objects by their argument of `posttrain.train`; rewards one by one."""
     files: Mapping[str, RunInput] = field(default_factory=dict)
-    """By the option that names them."""
+    """Files by the option that names them."""
     recipe: str = ""
-    """Where the config comes from, for the summary; kept here until there is a checkpoint."""
+    """Source of the config, for the summary; stored here until there is a checkpoint."""
     changes: tuple[str, ...] = ()
-    """Changes since the run began that its user accepted."""
+    """Changes since the start of the run that the user accepted."""
 
     @property
     def notes(self) -> list[str]:
@@ -79,7 +80,7 @@ class RunInputs:
 
 
 def began_with(folder: Path) -> RunInputs:
-    """The inputs that a run began with; none are known of runs of early versions.  Raises RunError for damage."""
+    """The inputs that a run started with; unknown for runs of early versions.  Raises RunError for damage."""
     file = folder / FILE
     if not file.is_file():
         return RunInputs()
@@ -99,9 +100,9 @@ def began_with(folder: Path) -> RunInputs:
 
 
 def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -> RunInputs:
-    """Refuse to resume a run with changed inputs, or note the changes where they are accepted.
+    """Reject a resume with changed inputs, or record the changes if they are accepted.
 
-    Returns the inputs with the run's changes.  A run of an early version has no inputs.json to compare with.
+    Returns the inputs with the run's changes.  A run of an early version does not have an inputs.json to compare with.
     """
     if not (folder / FILE).is_file():
         return now
@@ -122,12 +123,12 @@ def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -
 
 
 def require_same_model(folder: Path, began: RunInput | None, now: RunInput | None) -> None:
-    """Refuse a model folder that is missing, and one in another place with other files."""
+    """Reject a missing model folder, and a moved one with different files."""
     if began is None or now is None or not began.digest or ModelOptions(path=now.what).hub_name is not None:
         return
     here = f"resume {folder}: {MODEL} = {now.what}"
     if not Path(now.what).is_dir():
-        says = f"{here}: no such folder.  If the model has moved, name its new place"
+        says = f"{here}: no such folder.  If the model has moved, name its new path"
         raise UserError(
             f'{says}: train(load_recipe("{folder}/config.yaml", model={{"path": NEW}}, run={{"folder": "{folder}"}}),'
             " resume=True).",
@@ -141,7 +142,7 @@ def require_same_model(folder: Path, began: RunInput | None, now: RunInput | Non
 
 
 def differences(began: RunInputs, now: RunInputs) -> tuple[list[str], list[str]]:
-    """What changed since the run began, and what to note: a moved model, and what cannot be compared.
+    """Changes since the start of the run, and notes: a moved model, and inputs that cannot be compared.
 
     Other paths are in the config, which is compared elsewhere.
     """
@@ -149,7 +150,7 @@ def differences(began: RunInputs, now: RunInputs) -> tuple[list[str], list[str]]
     for name, each in now.objects.items():
         before = began.objects.get(name, RunInput("nothing"))
         if each.what != before.what:
-            changed.append(f"{name} = {each.what} is given, and the run was made with {before.what}")
+            changed.append(f"{name} = {each.what} is given, but the run was made with {before.what}")
         elif each.differs(before):
             changed.append(f"{name} = {each.what} has changed since the run began")
         elif name.startswith(CODE) and (before.digest == "") != (each.digest == ""):
@@ -170,16 +171,16 @@ def sha256_of(text: str) -> str:
 
 
 def class_name(value: object) -> str:
-    """The name of an object's class, without its module: that of a program depends on how it is started."""
+    """The name of an object's class, without its module, which depends on how a program is started."""
     return type(value).__qualname__
 
 
 class NoSourceError(Exception):
-    """The source of a function is unknown: it was typed at a prompt, say."""
+    """The source of a function is unknown, for example because it was typed at a prompt."""
 
 
 def rows_input(rows: Iterable[object]) -> RunInput:
-    """Rows by their content.  Values that JSON does not know count by their class, apart from arrays and bytes."""
+    """Rows by their content.  Values that JSON cannot hold are compared by class, except arrays and bytes."""
     digest, listed = hashlib.sha256(), list(rows)
     for row in listed:
         text = json.dumps(dict(row) if isinstance(row, Mapping) else row, default=content_of)
@@ -188,7 +189,7 @@ def rows_input(rows: Iterable[object]) -> RunInput:
 
 
 def content_of(value: Any) -> object:
-    """The content of a value that JSON does not know: of bytes, arrays and tensors; of others the class name."""
+    """The content of a value that JSON cannot hold: the data of bytes, arrays and tensors, else the class name."""
     if isinstance(value, bytes | bytearray):
         return f"{class_name(value)} {hashlib.sha256(value).hexdigest()}"
     if hasattr(value, "detach") and hasattr(value, "numpy"):  # a tensor
@@ -202,11 +203,11 @@ def content_of(value: Any) -> object:
 
 
 def code_input(what: str, value: object) -> RunInput:
-    """A function, a class, or an object of functions and settings, by its code and its settings.
+    """A function, a class, or an object of functions and settings, identified by its code and settings.
 
-    Code of a user's module counts by the module's file and the files beside it that it imports.  The file of `__main__`
-    also starts the run and may change: code there counts by its source and by what it reads by name.  Other code counts
-    by its name.  The digest is empty where a function's source is unknown.
+    Code of a user's module is identified by the module's file and the neighbouring files that it imports.  The file of
+    `__main__` also starts the run and may change, so code there is identified by its own source and by what it reads by
+    name.  Other code is identified by its name.  The digest is empty if a function's source is unknown.
     """
     texts: list[str] = []
     seen: list[object] = []
@@ -225,7 +226,7 @@ def code_input(what: str, value: object) -> RunInput:
 
 
 def text_and_parts(value: Any) -> tuple[str, list[Any]]:
-    """A value as text that is the same in another process, and the values that it is made of."""
+    """A value as text that is the same in another process, and the values that it contains."""
     wrapped = [value.__wrapped__] if callable(value) and hasattr(value, "__wrapped__") else []
     match value:
         case None | bool() | int() | float() | str() | bytes():
@@ -256,7 +257,7 @@ def text_and_parts(value: Any) -> tuple[str, list[Any]]:
 
 
 def code_text(code: FunctionType | type, module_name: object) -> tuple[str, list[Any]]:
-    """What identifies a function or class: its name and its module's file, or its source and what that reads."""
+    """What identifies a function or class: its name and its module's file, or its source and the names it reads."""
     module = sys.modules.get(str(module_name))
     if module is not None and module_name != "__main__" and getattr(module, "__file__", None):
         return f"{code.__qualname__} {module_digest(module)}", []
@@ -277,12 +278,12 @@ def code_text(code: FunctionType | type, module_name: object) -> tuple[str, list
 
 
 def names_in(code: CodeType) -> set[str]:
-    """All names that code and the functions in it refer to, attributes too."""
+    """All names that code and its nested functions refer to, including attributes."""
     return {*code.co_names}.union(*(names_in(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 def module_digest(module: ModuleType) -> str:
-    """The digest of a user's module and of the files beside it that it imports; empty for ours and installed ones."""
+    """The digest of a user's module and of neighbouring files that it imports; empty for ours and installed ones."""
     if module.__name__.partition(".")[0] == "posttrain" or not getattr(module, "__file__", None):
         return ""
     file = Path(str(module.__file__)).resolve()

@@ -1,4 +1,4 @@
-"""How a run starts, and its steps: taken to the end at once, or one by one by the caller."""
+"""How a run starts, and its steps: all at once, or one by one by the caller."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +18,11 @@ class StartOptions:
     resume: bool = False
     """Whether the run in `config.run.folder` resumes from its last checkpoint."""
     from_step: int | None = None
-    """The step whose checkpoint it resumes from; None is the last."""
+    """The step whose checkpoint it resumes from; None: the last."""
     accept_changes: bool = False
-    """Whether it also resumes where rows, rewards or files have changed."""
+    """Whether it also resumes if rows, rewards or files have changed."""
     recipe: str = ""
-    """Where the config comes from, for the summary."""
+    """Source of the config, for the summary."""
 
     def __post_init__(self) -> None:
         if self.from_step is not None and not self.resume:
@@ -34,14 +34,14 @@ class StartOptions:
         object.__setattr__(self, "watchers", require_watchers(self.watchers))
 
     def now(self, ranks: RankGroup) -> "StartOptions":
-        """The same, or those of a resume from the last checkpoint where torchrun has restarted ranks that had begun."""
+        """The same, or a resume from the last checkpoint if torchrun has restarted ranks."""
         return replace(self, resume=True, from_step=None) if ranks.has_begun() else self
 
 
 RunSteps = Generator[StepReport, None, Run]
 """A run: yields each step when it is recorded, and returns its results.
 
-Closed early it ends as an interrupted run does: the last recorded step is saved, and no `Run` is returned.
+If it is closed early, it ends like an interrupted run: the last recorded step is saved, and no `Run` is returned.
 """
 
 
@@ -55,7 +55,7 @@ def to_the_end(steps: RunSteps) -> Run:
 
 
 class TrainingSteps:
-    """The steps of a run, each returned after it is journalled and, if due, saved.
+    """The steps of a run; each is returned after it is in the journal and, if due, saved.
 
     The first `next` also does what `train` does before its first step; the end measures again and saves the model.
     Leaving earlier, by the `with` block or `close`, interrupts the run: the last step is saved and `resume=True`

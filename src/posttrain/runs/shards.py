@@ -1,7 +1,7 @@
 """Tensors of a checkpoint of several ranks: torch.distributed.checkpoint writes each rank's parts, as safetensors.
 
-Each file holds parts of tensors and says in its header where they belong, so that any number of ranks can read them.
-Unlike the usual format of torch.distributed.checkpoint there is no pickle, which could run code.
+Each file holds parts of tensors, and its header says where they belong, so any number of ranks can read them.
+Unlike torch.distributed.checkpoint's usual format, it does not contain pickles, which could run code.
 """
 
 import os
@@ -22,13 +22,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from posttrain.runs.tensor_state import PartedTensors, Tensors
 
 BETWEEN = "/"
-"""Between the group of a tensor, such as `policy`, and its name there."""
+"""Separator between the group of a tensor, such as `policy`, and its name in the group."""
 FILE_BYTES, MOST_FILES = 2**27, 64
 """Whole tensors of this size, or of a 64th of all, are in one file of each rank: torch copies a file to write it."""
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensors]) -> None:
-    """Write this rank's parts; on the disk when it returns.  All ranks call it together."""
+    """Write this rank's parts; they are on disk when it returns.  All ranks call it together."""
     named = {f"{group}{BETWEEN}{name}": tensor for group, some in tensors.items() for name, tensor in some.items()}
     with failing_as_one(names_rank=True):
         save(named, storage_writer=HuggingFaceStorageWriter(str(folder), numbered_files(named), save_distributed=True))
@@ -78,9 +78,9 @@ class ShardTensors(PartedTensors):
 
 
 class ShardGroups(dict[str, ShardTensors]):
-    """The tensors of a checkpoint by group; none is read before it is asked for.
+    """The tensors of a checkpoint by group; each is only read when it is requested.
 
-    No file mentions a group without tensors, such as an optimiser before its first update.
+    Groups without tensors, such as an optimiser before its first update, are in no file.
     """
 
     def __init__(self, folder: Path, groups: Mapping[str, ShardTensors]) -> None:

@@ -17,10 +17,10 @@ FROZEN = "frozen"
 
 
 class PartedTensors(Mapping[str, Tensor]):
-    """Tensors of a checkpoint that are read when they are asked for, whole or only this rank's parts."""
+    """Tensors of a checkpoint that are read on request, whole or only this rank's parts."""
 
     described: Tensors
-    """The same without numbers, on the meta device."""
+    """The same tensors without data, on the meta device."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.described)
@@ -101,10 +101,10 @@ def shapes(tensors: Tensors) -> dict[str, torch.Size]:
 
 
 def frozen_digest(module: Module) -> str:
-    """SHA-256 over the frozen tensors: names, types and numbers; empty where nothing is frozen.
+    """SHA-256 over the frozen tensors: names, types and numbers; empty if nothing is frozen.
 
-    A checkpoint does not hold these weights and is useless with others.  Takes a second for each 1.5 GB.  Of a sharded
-    module it is collective, and the same.
+    A checkpoint does not contain these weights and only works with the same ones.  Takes a second per 1.5 GB.  For a
+    sharded module, the call is collective and the result is the same.
     """
     named = untied(module)
     frozen = named.keys() - trained_names(module, named)
@@ -123,7 +123,7 @@ def frozen_state(module: Module, name: str) -> dict[str, object]:
 
 
 def require_same_frozen(now: Mapping[str, object], saved: Mapping[str, object]) -> None:
-    """Refuse a checkpoint that was made over other frozen weights, by the `frozen_state` of both."""
+    """Reject a checkpoint that was made with other frozen weights, by the `frozen_state` of both."""
     states = [state if isinstance(state, Mapping) else {} for state in (saved.get(FROZEN), now.get(FROZEN))]
     if states[0].get("sha256", "") != states[1].get("sha256", ""):
         then, here = (
@@ -131,8 +131,8 @@ def require_same_frozen(now: Mapping[str, object], saved: Mapping[str, object]) 
             for state in states
         )
         raise RunError(
-            f"the frozen weights are not those of the checkpoint: it was made over {then}, and this is {here}.  Resume"
-            " with the model that it was made over."
+            f"the frozen weights differ from the checkpoint's: it was made with {then}, but this is {here}.  Resume"
+            " with the model that it was made with."
         )
 
 
@@ -168,7 +168,7 @@ def restore_optimizer(optimizer: Optimizer, tensors: Tensors, state: Mapping[str
     groups = state["param_groups"]
     live = optimizer.state_dict()["param_groups"]
     if not isinstance(groups, list) or [g["params"] for g in groups] != [g["params"] for g in live]:
-        raise RunError("the optimiser's parameter groups are not those of the checkpoint.  Resume with its recipe.")
+        raise RunError("the optimiser's parameter groups differ from the checkpoint's.  Resume with its recipe.")
     restored = [
         # Options that an earlier version did not save keep their values.
         current | {name: like(saved[name], current.get(name)) for name in saved}
@@ -178,12 +178,12 @@ def restore_optimizer(optimizer: Optimizer, tensors: Tensors, state: Mapping[str
 
 
 def like(saved: object, current: object) -> object:
-    """Restore a tuple, such as Adam's betas, which JSON turned into a list."""
+    """Restore a tuple, such as Adam's betas, that JSON turned into a list."""
     return tuple(saved) if isinstance(saved, list) and isinstance(current, tuple) else saved
 
 
 def refuse_mismatch(owner: str, expected: Mapping[str, torch.Size], tensors: Tensors) -> None:
-    """Raise RunError where names or shapes are not those of the checkpoint."""
+    """Raise RunError if names or shapes differ from the checkpoint's."""
     saved = described(tensors)
     for name in sorted({*expected, *saved}):
         here = [*expected[name]] if name in expected else "none"

@@ -1,8 +1,8 @@
-"""Watchers that send metrics.jsonl to trackers: four services, whose libraries are loaded when they are used.
+"""Watchers that send metrics.jsonl to trackers: four services; their libraries are only loaded when used.
 
-A tracker that cannot be loaded or opened ends the run before its first step.  If it fails later, this is reported once
-and the run continues; each further step sends again what the tracker has missed.  Only the end of the run waits for
-trackers, for a minute.
+If a tracker cannot be loaded or opened, the run ends before its first step.  If it fails later, this is reported once
+and the run continues; later steps resend what the tracker missed.  Only the end of the run waits for trackers, for up
+to a minute.
 """
 
 import importlib
@@ -33,7 +33,7 @@ from posttrain.runs.watchers import Watcher
 OPEN_SECONDS, END_SECONDS = 300.0, 60.0
 """Timeouts of a tracker at the beginning and at the end of a run."""
 LOCAL_STORE = ("sqlalchemy", "alembic")
-"""Packages for MLflow's local data base."""
+"""Packages for MLflow's local database."""
 LONGEST = 300
 Status = Literal["finished", "interrupted", "failed"]
 COLUMNS = ["step", "prompt", "completion", "reward", "advantage"]
@@ -46,7 +46,7 @@ class TrackerFailure(Exception):
 
 
 def attempt(job: Callable[[], None]) -> None:
-    """Do it.  Raises TrackerFailure, whatever the library raises."""
+    """Call the library.  Raises TrackerFailure for every exception."""
     try:
         job()
     except TrackerFailure:
@@ -58,7 +58,7 @@ def attempt(job: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """What a tracker knows of a run when it opens."""
+    """What a tracker gets to know about a run when it opens."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -75,8 +75,8 @@ class TrackedRun:
 class TrackerService(Protocol):
     """One service, for one run; all calls come from one thread.
 
-    `open` begins a run or continues the known one; it returns its name for the next time, empty if it has none.  `tell`
-    sends the numbers of a step by the names of docs/metrics.md, `show` some of its completions.  A run that did not
+    `open` starts a run or continues a known one; it returns the run's name in the tracker, or an empty text.  `tell`
+    sends the numbers of a step by their names in docs/metrics.md, `show` some of its completions.  A run that did not
     finish has an empty summary.
     """
 
@@ -90,7 +90,7 @@ class TensorBoard:
     """Event files in RUN/tensorboard."""
 
     def open(self, run: TrackedRun) -> str:
-        """Steps that are repeated after a resume replace the earlier ones."""
+        """Steps repeated after a resume replace the earlier ones."""
         self.writer: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter(
             log_dir=str(run.folder / "tensorboard"), purge_step=run.step + 1 if run.step else None
         )
@@ -222,7 +222,7 @@ def as_code(text: str) -> str:
 
 
 def allowed(name: str) -> str:
-    """A name that MLflow accepts: letters, digits, _ - . / : and blanks."""
+    """A name that MLflow accepts: letters, digits, _ - . / : and spaces."""
     return re.sub(r"[^\w\-. :/]", "_", name)
 
 
@@ -232,11 +232,11 @@ SERVICES: Mapping[TrackerName, tuple[Callable[[], TrackerService], str, str]] = 
     "mlflow": (MlFlow, "mlflow", "mlflow-skinny"),
     "trackio": (Trackio, "trackio", "trackio"),
 }
-"""By name in recipes, each with the module and the package that it needs."""
+"""Trackers by their name in recipes, each with the module and the package that it needs."""
 
 
 def require_trackers(names: Sequence[TrackerName], options: TrackerOptions) -> None:
-    """Refuse a tracker whose library is missing."""
+    """Reject a tracker whose library is missing."""
     needs = {name: (module, package) for name, (_, module, package) in SERVICES.items() if name in names}
     missing = {name: package for name, (module, package) in needs.items() if not is_installed(module)}
     local = options.offline or "MLFLOW_TRACKING_URI" not in os.environ
@@ -249,7 +249,7 @@ def require_trackers(names: Sequence[TrackerName], options: TrackerOptions) -> N
 
 
 def is_installed(module: str) -> bool:
-    """Whether it can be imported; a folder of that name, such as W&B leaves, does not count."""
+    """Whether it can be imported; a mere folder of that name, such as W&B creates, does not count."""
     spec = find_spec(module)
     return spec is not None and spec.origin is not None
 
@@ -266,7 +266,7 @@ class Tracker(Watcher):
         self.found_by = ""
         self._file = run.folder / METRICS
         self._position = self._file.stat().st_size if run.known_as else 0
-        """The bytes that were sent.  Only its thread changes it."""
+        """Number of bytes sent.  Only its thread changes it."""
         self._last: Future[None] | None = None
         self._warned = self._ended = False
 
@@ -280,11 +280,11 @@ class Tracker(Watcher):
             said = str(failure) or f"no answer within {OPEN_SECONDS:g} s"
             raise RunError(
                 f"run.report_to: {self.name} failed to start: {said}.  Leave it out, or set tracker.offline: true"
-                " (--tracker.offline), with which W&B and MLflow need no network."
+                " (--tracker.offline), so that W&B and MLflow do not need a network."
             ) from failure
 
     def on_step(self, report: StepReport) -> None:
-        """Send the new lines in the background, unless earlier ones are still on their way."""
+        """Send the new lines in the background, unless earlier ones are still being sent."""
         self._look()
         if self._last is None or self._last.done():
             rows = tuple(islice(completion_rows(report), self.run.options.completions))
@@ -333,7 +333,7 @@ class Tracker(Watcher):
         last = None if self._warned else self._last
         if last is not None and last.done() and (failure := last.exception()) is not None:
             self._warned = True
-            says = f"The run continues; {METRICS} has everything, and each step sends again what is missing."
+            says = f"The run continues; {METRICS} has everything, and later steps resend what is missing."
             self.note(f"Tracker {self.name} failed: {failure}.  {says}")
 
     def _end(self, status: Status, summary: Mapping[str, Any]) -> None:
@@ -344,7 +344,9 @@ class Tracker(Watcher):
                 each.result(END_SECONDS)
             except (TrackerFailure, StillWorking) as failure:
                 said = str(failure) or f"no answer within {END_SECONDS:g} s"
-                self.note(f"Tracker {self.name} lacks the end of the run: {said}.  {self._file} has everything.")
+                self.note(
+                    f"Tracker {self.name} did not receive the end of the run: {said}.  {self._file} has everything."
+                )
                 return
 
 
@@ -365,7 +367,7 @@ class Trackers(Watcher):
         self.opened: list[Tracker] = []
 
     def open(self, step: int) -> ExitStack:
-        """Open all after `step` steps; leaving the returned stack ends those that have not ended."""
+        """Open all trackers after `step` steps; leaving the returned stack closes those that are still open."""
         file, known, config = self.folder.path / TRACKERS, dict[str, str](), plain(asdict(self.config))
         try:
             known = json.loads(file.read_bytes()) if file.exists() else known

@@ -1,4 +1,4 @@
-"""Watchers of a run: journals, alarms, the display, guards that end a run which learns nothing, and the user's."""
+"""Watchers of a run: journals, alarms, the display, guards that end a run that cannot learn, and the user's."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -13,41 +13,41 @@ from posttrain.runs.run_folder import RunFolder
 
 
 class Watcher:
-    """Is called during a run; override what you want to see.
+    """Called during a run; override the methods that you need.
 
-    Watchers see a step one after the other, the user's before the metrics are written and shown and before the step is
-    saved.  An exception in a watcher ends the run.
+    Watchers see each step in turn.  The user's come first: before the metrics are written and shown, and before the
+    step is saved.  An exception in a watcher ends the run.
     """
 
     stage: str | None = None
-    """The stage that the time of `on_step` counts as, if any; `watchers` for a user's watcher without one."""
+    """The stage to which the time of `on_step` is added, if any; for a user's watcher, the default is `watchers`."""
     stopping: bool = False
-    """Set it to True to end the run after the current step, as after the last one."""
+    """Set to True to end the run after the current step, as after the last one."""
     saving: bool = False
-    """Set it to True in `on_step` to save that step, whatever checkpoint.every_steps says."""
+    """Set to True in `on_step` to save this step, independent of checkpoint.every_steps."""
 
     def on_begin(self, report: reports.BeginReport) -> None:
-        """Training is about to begin, or to continue from a checkpoint."""
+        """Called before training starts, or continues from a checkpoint."""
 
     def on_step_begin(self, step: int) -> None:
-        """A step is about to be taken."""
+        """Called before a step."""
 
     def on_step(self, report: reports.StepReport) -> reports.Metrics | None:
-        """A step has finished.  Returns metrics to add: numbers, under names that are not in use."""
+        """Called after a step.  Returns metrics to add: numbers, under new names."""
         return None
 
     def on_evaluation(self, report: reports.EvaluationReport) -> None:
-        """Held-out data has been measured."""
+        """Called after an evaluation on held-out data."""
 
     def on_save(self, report: reports.CheckpointReport) -> None:
-        """A checkpoint is on the disk."""
+        """Called when a checkpoint is on disk."""
 
     def on_end(self, report: reports.EndReport) -> None:
-        """The run has ended or was interrupted; not called after an error."""
+        """Called when the run has ended or was interrupted; not after an error."""
 
 
 def require_watchers(candidates: object) -> tuple[Watcher, ...]:
-    """A user's watchers.  Raises UserError where they are not a list of watchers."""
+    """A user's watchers.  Raises UserError if they are not a list of watchers."""
     watchers = tuple(candidates) if isinstance(candidates, Iterable) else (candidates,)
     wrong = [each for each in watchers if not isinstance(each, Watcher)]
     if wrong or not isinstance(candidates, Iterable):
@@ -60,13 +60,13 @@ def require_watchers(candidates: object) -> tuple[Watcher, ...]:
 
 
 OURS = frozenset({"step", "step_time", "tokens_per_second", "num_non_finite"})
-"""Metrics that are added to a step after the user's watchers have seen it."""
+"""Metrics added to a step after the user's watchers have seen it."""
 OUR_GROUPS = ("eval", "seconds", "logged")
 """Prefixes of metrics that only some steps have."""
 
 
 class OwnWatcher(Watcher):
-    """One of the user's watchers; the metrics that it returns are checked."""
+    """One of the user's watchers, whose returned metrics are checked."""
 
     def __init__(self, watcher: Watcher, own: dict[str, None]) -> None:
         """Adds the name of each of its metrics to `own`."""
@@ -88,7 +88,7 @@ class OwnWatcher(Watcher):
             number = reports.as_number(value)
             if taken or number is None or not (isinstance(name, str) and name):
                 free = f"own/{str(name).replace('/', '_')}"
-                rule = f"A name is a text that the run does not use, such as {free}, and its value a number."
+                rule = f"Use a name that the run does not use, such as {free}, and a number as its value."
                 raise RunError(f"{says} {name!r:.60} = {value!r:.60} ({type(value).__name__}).  {rule}")
             numbers[name] = number
         self.own |= dict.fromkeys(numbers)
@@ -104,7 +104,7 @@ class RolloutFiles(Watcher):
         self.folder = folder
 
     def on_step(self, report: reports.StepReport) -> None:
-        """Including groups that were set aside, and token columns where they are kept."""
+        """Including groups that were set aside, and token columns if they are kept."""
         if report.grades is not None:
             self.folder.write_rollouts(report.step, *report.all_rollouts(), token_columns=report.token_columns())
         if report.updates:
@@ -116,7 +116,7 @@ class RolloutFiles(Watcher):
 
 
 class Alarms(Watcher):
-    """Reports signs of trouble in a step, each once in a while; its metric is their number."""
+    """Reports signs of trouble in a step, without repeating them too soon; its metric is their number."""
 
     def __init__(self, folder: RunFolder, progress: Progress) -> None:
         self.folder, self.progress = folder, progress
@@ -141,7 +141,7 @@ class Alarms(Watcher):
             indented = shown.replace("\n", "\n    ")
             head = f"{'Notice' if notice else 'ALARM'}, step {report.step}, {alarm.name}: {alarm.says}"
             paid = ", and it is what the reward pays" if notice else ""
-            self.progress.note(f"{head}{paid}.  For instance:\n    {indented}")
+            self.progress.note(f"{head}{paid}.  For example:\n    {indented}")
             count += not notice
         return {"num_alarms": float(count)}
 
@@ -158,11 +158,11 @@ class StepCall(Watcher):
 
 LOOK = "See what the reward functions return with `posttrain check-task FILE.py:FUNCTION`"
 STEPS_APART = 3
-"""Consecutive steps beyond the limit that end a run."""
+"""Number of consecutive steps beyond the limit that ends a run."""
 
 
 class SamplerGuard(Watcher):
-    """Ends a run whose sampler and trainer disagree for too long: it would train on tokens that it did not sample."""
+    """Ends a run whose sampler and trainer disagree for too long: it would train on tokens from another policy."""
 
     def __init__(self) -> None:
         self.steps_apart = 0
@@ -175,13 +175,13 @@ class SamplerGuard(Watcher):
         self.steps_apart = self.steps_apart + 1 if gap > limit else 0
         if self.steps_apart >= STEPS_APART:
             raise RunError(
-                f"sampler and trainer: log-probs differ by more than {limit:g} nats for {STEPS_APART} steps, now by"
+                f"sampler and trainer: log-probs differed by more than {limit:g} nats for {STEPS_APART} steps, now by"
                 f" {gap:.2g} ({name}).  Set model.dtype = float32, or repair your engine (docs/guides/your_own.md)."
             )
 
 
 class RewardGuard(Watcher):
-    """Ends a run that cannot learn: for too many steps no completion has a reward, or all have the same."""
+    """Ends a run that cannot learn: for too many steps, no completion has a reward, or all have the same one."""
 
     def __init__(self, folder: RunFolder, options: GradingOptions) -> None:
         self.folder, self.options = folder, options
@@ -193,12 +193,12 @@ class RewardGuard(Watcher):
             if len(steps) >= most:
                 raise RunError(
                     f"no completion of {len(steps)} consecutive steps has a reward (grading.max_unscored_steps ="
-                    f" {most}).  {LOOK}, repair them and resume with --accept-changes (accept_changes=True)."
+                    f" {most}).  {LOOK}, fix them, and resume with --accept-changes (accept_changes=True)."
                 )
         most = self.options.max_same_reward_steps
         is_silent = most and report.step >= most and report.metrics.get("frac_uninformative_groups") == 1
         if is_silent and (alarm := same_reward(self.folder.metrics())):
             raise RunError(
-                f"{alarm.says} (grading.max_same_reward_steps = {most}).  Take easier rows, give partial credit, or"
-                f" repair the reward.  {LOOK}."
+                f"{alarm.says} (grading.max_same_reward_steps = {most}).  Use easier rows, give partial credit, or"
+                f" fix the reward.  {LOOK}."
             )

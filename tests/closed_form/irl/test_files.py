@@ -182,7 +182,7 @@ def test_a_folder_has_one_writer_and_the_next_may_come_when_it_is_closed(tmp_pat
 @pytest.mark.parametrize(
     ("trace", "overwrite", "refusal"),
     [
-        ("metrics.jsonl", False, "already holds a run"),
+        ("metrics.jsonl", False, "already contains a run"),
         ("checkpoints", True, "another command"),
         ("scores.jsonl", True, "another command"),
     ],

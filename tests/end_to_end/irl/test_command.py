@@ -173,7 +173,7 @@ def test_a_run_is_replaced_only_when_told_and_never_by_a_mistake() -> None:
     recipe = small()
     assert main(["irl", recipe]) == 0
     before = Path("run/summary.json").read_bytes()
-    assert "already holds a run" in message_of(recipe)
+    assert "already contains a run" in message_of(recipe)
     nowhere = ["--demonstrations.name", "recorded", "--demonstrations.path", "nowhere.npz"]
     assert "the file does not exist" in message_of(recipe, "--run.overwrite", *nowhere)
     elsewhere = [*nowhere[:3], "run/demonstrations.npz", "--world.size", "2", "--world.rewards"]
@@ -191,7 +191,7 @@ def test_a_run_is_replaced_only_when_told_and_never_by_a_mistake() -> None:
     Path("mine/thesis.txt").write_text("years of work")
     assert "not empty and not a run folder" in message_of(recipe, "--run.folder", "mine", "--run.overwrite")
     Path("run/checkpoints").mkdir()
-    assert "holds a run of another command" in message_of(recipe, "--run.overwrite")
+    assert "contains a run of another command" in message_of(recipe, "--run.overwrite")
 
 
 MISTAKES = {

@@ -294,7 +294,7 @@ def test_a_dry_run_shows_what_is_marked() -> None:
     (line,) = marked_lines(given, graded([given], steps), 0)
     # The sixth character on, of eight marks beside the token and the pair, is told by number.
     shown = ", ".join(f"{each!r} 0.125" for each in "7\n+ 4 ")
-    assert line == f"steps: token 0 0.25, '7\\n' -0.5, {shown}, and 2 more; 0.75 in all"
+    assert line == f"steps: token 0 0.25, '7\\n' -0.5, {shown}, and 2 more; 0.75 in total"
 
 
 def test_what_is_marked_is_a_metric_and_tells_groups_apart() -> None:
