@@ -124,7 +124,10 @@ UNSTARTABLE: list[tuple[dict[str, Any], str]] = [
     ({"update": {"optimizer_from": "run:pairs"}}, "a phase of `posttrain collect` does not have an optimiser"),
     ({"rollout": {"group_size": 1}}, "rollout.group_size = 1:"),
     ({"update": {"optimizer_from": "gone"}}, "update.optimizer_from = gone: does not contain a run"),
-    ({"update": {"optimizer_from": "phase:first"}}, "is not the folder of a run.  `run:NAME`"),
+    (
+        {"update": {"optimizer_from": "phase:first"}},
+        "is not the folder of a run.  For an earlier phase, use `run:NAME`",
+    ),
 ]
 
 

@@ -165,7 +165,7 @@ def test_a_preview_shows_special_tokens_prefill_last_ids_and_columns() -> None:
         "columns    answer = '4'",
     ]
     assert prompt_preview_lines([rendered("hi")], reader(None))[0] == "template   not used: the prompts are text"
-    assert prompt_preview_lines([rendered("hi")], reader())[0].endswith("text, and the model has one")
+    assert prompt_preview_lines([rendered("hi")], reader())[0].endswith("text (the model has a template)")
 
 
 def test_a_prefill_that_shares_a_token_with_the_prompt_is_marked_in_it() -> None:
@@ -230,7 +230,7 @@ def test_the_old_switch_for_conversations_is_told_with_the_new_one(tmp_path: Pat
 
 def test_the_help_says_that_a_file_of_rows_makes_the_task() -> None:
     words = " ".join(printed("rl", "--help").replace("│", " ").split())
-    assert "Or a file of rows, which makes the task `dataset`" in words
+    assert "Or a file of rows, which selects the task `dataset`" in words
 
 
 def test_as_many_prompts_as_asked_for_are_shown_without_the_weights(tmp_path: Path, model: Path, capsys) -> None:

@@ -191,7 +191,7 @@ def test_a_step_to_go_on_from_is_one_with_a_checkpoint_of_a_run_that_is_resumed(
     said = refused("rl", "--resume", str(run), "--from-step", "3")
     assert "no checkpoint of that step.  Choose one of 0, 2, 4." in said
     recipe = tiny_recipe(four.parents[1] / "new")
-    assert "for a run that is resumed" in refused("rl", str(recipe), "--from-step", "2")
+    assert "only for resuming a run" in refused("rl", str(recipe), "--from-step", "2")
     assert files_of(run) == before
     assert not (four.parents[1] / "new" / "run").exists()
     with pytest.raises(UserError, match="only a resumed run"):

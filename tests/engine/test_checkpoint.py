@@ -195,7 +195,7 @@ def test_a_damaged_checkpoint_is_named_together_with_the_last_good_one(tmp_path:
 def test_a_damaged_only_checkpoint_says_that_there_is_no_other(tmp_path: Path) -> None:
     fill(tmp_path, 5)
     flip_bit(tmp_path / "step-000005" / "policy.safetensors")
-    with refused("No earlier checkpoint", "--run.overwrite", error=RunError):
+    with refused("There is no earlier", "--run.overwrite", error=RunError):
         load_latest(tmp_path)
 
 

@@ -128,7 +128,7 @@ def test_the_lock_names_its_holder_and_is_gone_when_that_is_closed_or_fails(tmp_
     run.append_metrics(0, {})
     run.close()
     run.close()
-    with refused("already holds"):
+    with refused("already contains"):
         RunFolder.create(tmp_path, "")
     RunFolder.resume(tmp_path).close()
 

@@ -184,7 +184,7 @@ def load_step(folder: Path, step: int, *, command: str = "rl") -> Checkpoint:
             f"    {resume_command(folder.parent, command)} --from-step {good}\n"
             f"in Python: train(config, resume=True, from_step={good})"
             if good is not None
-            else "All earlier checkpoints are damaged too.  Start again with run.overwrite = true (--run.overwrite)."
+            else "There is no earlier undamaged checkpoint.  Start again with run.overwrite = true (--run.overwrite)."
         )
         raise RunError(f"{wrong}.  {remedy}") from wrong
 

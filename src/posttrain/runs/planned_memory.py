@@ -251,8 +251,8 @@ def memory_warning(plan: MemoryPlan, machine: MachineMemory) -> list[str]:
     if plan.peak <= machine.size:
         return []
     warning = (
-        f"warning    this run will not fit: it needs about {gigabytes(plan.peak)} GB while {plan.largest_phase}, but"
-        f" there are {gigabytes(machine.size)} GB of {machine.kind}."
+        f"warning    this run will not fit: it needs up to about {gigabytes(plan.peak)} GB while"
+        f" {plan.largest_phase}, but there are {gigabytes(machine.size)} GB of {machine.kind}."
     )
     changes = changes_that_save(plan.shape, plan.setup)
     if not changes:
