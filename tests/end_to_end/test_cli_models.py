@@ -268,7 +268,7 @@ def test_the_command_takes_the_run_s_critic_and_says_so(runs: tuple[Path, Path])
     assert len(set(column(out, "V"))) > 1
     assert "V of" not in out  # the other algorithm's is the same critic
     [line] = [line for line in metrics_of(runs[1]) if line.get("step") == 3 and "whitening/mean" in line]
-    rule = f"mean {line['whitening/mean']:z.3f}, deviation {line['whitening/deviation']:.3f}"
+    rule = f"mean {line['whitening/mean']:z.3f}, standard deviation {line['whitening/deviation']:.3f}"
     assert f"advantages are whitened as in step 3 of the run: {rule}" in out
     assert "-0.000" not in out
 
