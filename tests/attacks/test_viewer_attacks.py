@@ -3,13 +3,18 @@
 import fcntl
 import json
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from posttrain.server.viewer_routes import PAGE
 from posttrain.viewer.folder_files import Unreadable
-from posttrain.viewer.viewer_answers import ADDRESSES, NoSuchAnswer, OpenedRuns, WrongQuery, answer
+from posttrain.viewer.row_selections import WrongQuery
+from posttrain.viewer.viewer_answers import ADDRESSES, NoSuchAnswer, OpenedRuns, answer
 from tests.support.viewed_folders import add_line, add_step, ask, requested, viewing, write_rows, write_run
 
 
@@ -97,6 +102,7 @@ def test_every_answer_forbids_what_the_page_does_not_need_and_holds_no_token(run
 WRONG = (
     *("run/0/rows?source=model", "run/0/rows?step=-1", "run/0/rows?offset=1e9", "run/0/rows?limit=many"),
     *("run/0/rows?low=much", "run/0/steps?source=", "compare?a=0&b=x", "compare?a=0", "run/0/rows?step=²"),
+    *("run/0/rows?low=nan", "run/0/rows?sort=nosuch", "run/0/rows?term=nosuch&low=0"),
 )
 
 
@@ -199,6 +205,36 @@ def test_rows_with_columns_of_all_wrong_types_are_shown_without_them(tmp_path: P
         assert ask(tmp_path, path=f"run/0/{name}", **dict(pair.split("=") for pair in query.split("&") if pair))
     page = ask(tmp_path, path="run/0/rollout/rollouts/1/0/0")
     assert (page["completion"], page["quantities"], page["turns"], page["spans"]) == ([], [], [], [])
+
+
+def without_texts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "prompt_id": None, "prompt": None, "draw": None} for row in rows]
+
+
+ODD: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
+    "no rows": lambda rows: [],
+    "greedy rows only": lambda rows: [{**row, "greedy": True, "evaluation": "after"} for row in rows],
+    "rows without an id": without_texts,
+}
+
+
+@pytest.mark.parametrize("source", ["rollouts", "evaluations"])
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_rows_are_no_error_of_the_server(odd: str, source: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    for file in (run / source).iterdir():
+        table = parquet.read_table(file)
+        rows = ODD[odd](table.to_pylist())
+        columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else table.column_names)}
+        types = {name: table.schema.field(name).type for name in table.column_names}
+        arrays = {name: pa.array(values, types.get(name)) for name, values in columns.items()}
+        parquet.write_table(pa.table(arrays), file)
+    for path in (*ASKED, "run/0/problem?id=", "run/0/step/1", "run/0/rows?sort=-reward"):
+        name, _, query = path.partition("?")
+        try:
+            assert ask(run, path=name, **dict(pair.split("=") for pair in query.split("&") if pair))
+        except NoSuchAnswer:
+            assert "group" in path or "rollout" in path or "id=" in path
 
 
 def test_whether_a_run_goes_on_is_seen_by_its_lock_and_a_writer_is_not_disturbed(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from hypothesis import given, settings, strategies as st
 from pyarrow import parquet
 
 from posttrain.behaviours.behaviour_table import TABLE
-from posttrain.viewer import rollout_rows
+from posttrain.viewer import row_selections
 from posttrain.viewer.behaviour_curves import BehaviourCurves
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.rollout_page import MOST_TOKENS
-from posttrain.viewer.rollout_rows import RowPages, RowQuery
+from posttrain.viewer.rollout_rows import RowPages
+from posttrain.viewer.row_selections import RowQuery
 from posttrain.viewer.run_folders import run_folders
 from posttrain.viewer.step_pages import partings
 from posttrain.viewer.token_pieces import TokenPieces
@@ -86,7 +87,6 @@ FILTERS: dict[str, tuple[dict[str, object], Any]] = {
     "an outcome of any function": ({"outcome": "correct"}, lambda row: row["outcome/maths"] == "correct"),
     "a reward": ({"term": "reward", "low": 0.5}, lambda row: row["reward"] >= 0.5),
     "a term": ({"term": "maths", "high": 0}, lambda row: row["score/maths"] <= 0),
-    "a term that is missing": ({"term": "style"}, lambda row: False),
     "a length": ({"length_low": 5, "length_high": 14}, lambda row: 5 <= len(row["tokens"]) <= 14),
     "a text": ({"text": "LONGER"}, lambda row: "longer" in row["completion"]),
     "a text of the prompt": ({"text": "is 2 + 1"}, lambda row: "is 2 + 1" in row["prompt"]),
@@ -122,7 +122,7 @@ def test_rows_without_a_number_come_last(tmp_path: Path) -> None:
 
 
 def test_a_look_through_many_files_says_how_far_it_is_and_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_rows, "LOOK_SECONDS", -1.0)  # one file an answer
+    monkeypatch.setattr(row_selections, "LOOK_SECONDS", -1.0)  # one file an answer
     pages = RowPages(OpenedRun(run))
     found = [pages.page(RowQuery(outcome="maths:wrong"), 0, 100) for _ in range(4)]
     assert [(page["looked_at"], page["done"], page["matches"]) for page in found] == [
@@ -131,6 +131,49 @@ def test_a_look_through_many_files_says_how_far_it_is_and_goes_on(run: Path, mon
         (3, True, 24),
         (3, True, 24),
     ]
+
+
+def test_what_a_filter_found_is_kept_but_for_files_that_are_new_or_replaced(tmp_path: Path) -> None:
+    def write(step: int, right: int) -> None:
+        texts = ["yes"] * right + ["no"] * (3 - right)
+        rows = [rollout_row(step, 0, sample, text, float(text == "yes")) for sample, text in enumerate(texts)]
+        write_rows(tmp_path / "new", rows)
+        (tmp_path / "rollouts").mkdir(exist_ok=True)
+        (tmp_path / "new").rename(tmp_path / f"rollouts/step-{step:06d}.parquet")
+
+    for step in (1, 2, 3):
+        write(step, 1)
+    opened = OpenedRun(tmp_path)
+    pages, files = RowPages(opened), opened.rollouts
+    queries = [RowQuery(outcome="maths:correct"), RowQuery(sort="-reward"), RowQuery(text="yes")]
+    assert [pages.page(query, 0, 100)["matches"] for query in queries] == [3, 9, 3]
+    write(2, 3)  # of equal length, as a resumed run writes a step again
+    write(4, 2)
+    untouched = [files.file(step) for step in (1, 3)]
+    for file in untouched:
+        file.read_groups.clear()
+    found = [pages.page(query, 0, 100) for query in queries]
+    assert [page["matches"] for page in found] == [7, 12, 7]
+    assert {row["completion"] for page in (found[0], found[2]) for row in page["rows"]} == {"yes"}
+    rewards = [row["reward"] for row in found[1]["rows"]]
+    assert rewards == sorted(rewards, reverse=True)
+    for file in untouched:
+        file.read_groups.clear()
+    write(5, 0)
+    assert pages.page(RowQuery(text="yes"), 50, 1)["matches"] == 7
+    assert [file.read_groups for file in untouched] == [set(), set()]
+
+
+def test_a_sorted_page_reads_only_the_row_groups_with_its_rows(tmp_path: Path) -> None:
+    rows = [rollout_row(1, 0, sample, f"text {sample}", float(sample in (3, 90))) for sample in range(100)]
+    write_rows(tmp_path / "rollouts/step-000001.parquet", rows, in_groups_of=10)
+    opened = OpenedRun(tmp_path)
+    pages, file = RowPages(opened), opened.rollouts.file(1)
+    pages.page(RowQuery(sort="-reward"), 0, 2)
+    file.read_groups.clear()
+    page = pages.page(RowQuery(sort="-reward"), 0, 2)
+    assert [(row["sample"], row["completion"]) for row in page["rows"]] == [(3, "text 3"), (90, "text 90")]
+    assert file.read_groups == {0, 9}
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=6))
@@ -208,13 +251,14 @@ def test_a_run_is_followed_while_it_is_written(tmp_path: Path) -> None:
     assert len({*versions}) == len(versions)
 
 
-def test_held_out_problems_are_solved_lost_always_right_or_never(run: Path) -> None:
+def test_held_out_problems_are_solved_lost_always_right_unsolved_or_never(run: Path) -> None:
     page = ask(run, path="run/0/held-out")
     assert page["counts"] == {
         "solved": 1,
         "lost": 0,
         "always": 1,
-        "never": 2,
+        "unsolved": 1,
+        "never": 1,
     }  # half of two answers is not most of them
     changes = {problem["prompt_id"]: problem for problem in page["problems"]}
     solved = changes["held-out/0"]
@@ -225,6 +269,7 @@ def test_held_out_problems_are_solved_lost_always_right_or_never(run: Path) -> N
         ("brief", 1.0),
         ("after", 0.5),
     ]
+    assert changes["held-out/2"]["change"] == "unsolved"  # one of two answers was right before
     # Differences are 1, 0, -1/2 and 0: of the four sums ±1 ± 1/2 all are at least 1/2 away from 0.
     assert page["p_value"] == 1.0
     group = ask(run, path=f"run/0/group/{solved['links']['after']}")
@@ -271,6 +316,8 @@ def test_a_step_marks_groups_without_a_signal_and_those_set_aside(tmp_path: Path
         (True, False),
         (False, True),
     ]
+    listed = ask(tmp_path, path="run/0/rows")["rows"]
+    assert [row["replaced"] for row in listed] == [False] * 12 + [True] * 2
     assert (groups[0]["rewards"], groups[0]["mean"], groups[0]["spread"]) == ([0.0, 1.0, 0.0, 1.0], 0.5, 0.5)
 
 

@@ -22,7 +22,8 @@ from posttrain.server.listening import HttpServer, listening_socket
 from posttrain.server.requests import Access, RefusedRequest, brings
 from posttrain.server.voting_page import TOKEN_HEADER
 from posttrain.viewer.folder_files import Unreadable
-from posttrain.viewer.viewer_answers import Answer, NoSuchAnswer, OpenedRuns, WrongQuery, answer
+from posttrain.viewer.row_selections import WrongQuery
+from posttrain.viewer.viewer_answers import Answer, NoSuchAnswer, OpenedRuns, answer
 
 PAGE = Path(__file__).with_name("viewer_page")
 TYPES = {

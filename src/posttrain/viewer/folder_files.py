@@ -167,7 +167,10 @@ def number(value: object) -> float | int | None:
     """A number that JSON has; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if math.isfinite(value) else None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # a whole number of more than 308 digits
+        return None
 
 
 def json_value(value: object) -> object:

@@ -20,7 +20,7 @@ from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS
 from posttrain.viewer.run_overview import run_entry
 
 COLUMNS = ("draw", "prompt_id", "evaluation", "greedy", "judged")
-Change = Literal["solved", "lost", "always", "never", ""]
+Change = Literal["solved", "lost", "always", "unsolved", "never", ""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def results_of(run: OpenedRun, faults: list[str]) -> tuple[list[HeldOutResults],
             rows = run.evaluations.kept(step, COLUMNS).to_pylist()
             first: dict[str, int] = {}
             for place, row in enumerate(rows):
-                first.setdefault(row["prompt_id"], place)
+                first.setdefault(row["prompt_id"] or "", place)
             new = [each for each in first if each not in prompts]
             if new:
                 texts = run.evaluations.file(step).read(["prompt"])["prompt"].take([first[each] for each in new])
@@ -70,8 +70,8 @@ def measured(rows: Sequence[Mapping[str, Any]], step: int, evaluation: str) -> d
     draws: dict[str, int] = {}
     for row in rows:
         if row["evaluation"] == evaluation and not row["greedy"] and row["judged"] is not None:
-            judged.setdefault(row["prompt_id"], []).append(row["judged"])
-            draws[row["prompt_id"]] = row["draw"]
+            judged.setdefault(row["prompt_id"] or "", []).append(row["judged"])
+            draws[row["prompt_id"] or ""] = row["draw"]
     return {
         name: MeasuredProblem(
             at=f"evaluations/{step}/{evaluation}-{draws[name]}", right=(sum(each >= 1 for each in scores), len(scores))
@@ -85,7 +85,7 @@ def full(results: Sequence[HeldOutResults], name: str) -> HeldOutResults | None:
 
 
 def held_out_page(run: OpenedRun) -> HeldOutPage:
-    """Held-out problems one by one: solved now and not before, lost, always, never."""
+    """Held-out problems one by one, and how each changed."""
     faults: list[str] = []
     results, prompts = results_of(run, faults)
     before, after = full(results, "before"), full(results, "after")
@@ -105,7 +105,7 @@ def held_out_page(run: OpenedRun) -> HeldOutPage:
     )
 
 
-ORDER: tuple[Change, ...] = ("solved", "lost", "always", "never", "")
+ORDER: tuple[Change, ...] = ("solved", "lost", "always", "unsolved", "never", "")
 
 
 def held_out_problem(
@@ -117,6 +117,7 @@ def held_out_problem(
     """A problem in each evaluation."""
     before, along, after = parts
     first, last = share(before, name), share(after, name)
+    ever = any(each.problems[name].right[0] for each in results if name in each.problems)
     links = {
         each.name if each.name in ("before", "after") else str(each.step): each.problems[name].at
         for each in results
@@ -128,7 +129,7 @@ def held_out_problem(
         before=first,
         along=[share(each, name) for each in along],
         after=last,
-        change=change(first, last),
+        change=change(first, last, ever=ever),
         links=links,
     )
 
@@ -137,15 +138,18 @@ def share(results: HeldOutResults | None, name: str) -> float | None:
     return None if results is None or name not in results.problems else results.problems[name].share
 
 
-def change(before: float | None, after: float | None) -> Change:
-    """A problem counts as solved where more than half of its completions are right."""
+def change(before: float | None, after: float | None, *, ever: bool) -> Change:
+    """A problem is solved where more than half of its completions are right; `ever`: one was right in any evaluation.
+
+    Without `ever` it was never solved; `unsolved` means neither before nor after training.
+    """
     if before is None or after is None:
         return ""
     table: dict[tuple[bool, bool], Change] = {
         (False, True): "solved",
         (True, False): "lost",
         (True, True): "always",
-        (False, False): "never",
+        (False, False): "unsolved" if ever else "never",
     }
     return table[before > 0.5, after > 0.5]
 
@@ -184,8 +188,8 @@ def difference(name_a: str, a: HeldOutResults, name_b: str, b: HeldOutResults) -
 def p_text(p_value: float) -> str:
     """What a p-value says, in words."""
     shown = "p < 0.0001" if p_value < 0.0001 else f"p = {p_value:.2g}"
-    verb = "rarely gives" if p_value < 0.05 else "often gives"
-    return f"Exact paired sign-flip test: {shown}; chance alone {verb} a difference this large"
+    cases = "fewer than 0.01%" if p_value < 0.0001 else f"{100 * p_value:.2g}%" if p_value < 0.995 else "nearly all"
+    return f"Exact paired sign-flip test: {shown}; chance alone gives a difference this large in {cases} of cases"
 
 
 def compared_runs(a: OpenedRun, b: OpenedRun, places: tuple[int, int]) -> ComparedRuns:

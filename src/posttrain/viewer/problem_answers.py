@@ -73,8 +73,10 @@ class HeldOutProblem(TypedDict):
     along: list[Number]
     """By evaluation between them; null where it was not asked."""
     after: Number
-    change: Literal["solved", "lost", "always", "never", ""]
-    """`solved`: most completions are right after and not before.  Empty where one of the two is missing."""
+    change: Literal["solved", "lost", "always", "unsolved", "never", ""]
+    """`solved`: most completions are right after and not before.  `unsolved`: neither before nor after, though some
+    completion was right.  `never`: no completion was right in any evaluation.  Empty where before or after is missing.
+    """
     links: dict[str, str]
     """Group of the evaluations: "before", "after" and steps -> "S/N/D"."""
 

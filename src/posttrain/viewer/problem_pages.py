@@ -48,7 +48,7 @@ class ProblemIndex:
                     if name not in self._in_file(source, step):
                         continue
                     file = self.run.files(source).file(step)
-                    ids = file.read(["prompt_id"])["prompt_id"].to_pylist()
+                    ids = [each or "" for each in file.read(["prompt_id"])["prompt_id"].to_pylist()]
                     places = [place for place, each in enumerate(ids) if each == name]
                     rows = rows_of(file, places, source, step)
                     evaluations = list(dict.fromkeys(row["evaluation"] for row in rows))
@@ -80,10 +80,12 @@ class ProblemIndex:
 
 def asked_in(file: StepFile, source: Source, step: int) -> dict[str, tuple[str, list[Asked]]]:
     """The problems in a file, group by group."""
+    import pyarrow as pa
+
     rows = [{**row, "place": place} for place, row in enumerate(file.read(COLUMNS).to_pylist())]
     groups = list(by_group([row for row in rows if not row.get("greedy")]).values())
     places = [of_group[0]["place"] for of_group in groups]
-    prompts = file.read(["prompt"])["prompt"].take(places).to_pylist()
+    prompts = file.read(["prompt"])["prompt"].take(pa.array(places, "int64")).to_pylist()
     found: dict[str, tuple[str, list[Asked]]] = {}
     for of_group, prompt in zip(groups, prompts, strict=True):
         rewards = [number(row.get("reward")) for row in of_group]

@@ -47,6 +47,8 @@ class ShownRollout(TypedDict):
     """Whether the completion is longer."""
     reward: Number
     advantage: Number
+    replaced: bool
+    """Whether its group was set aside: it was scored and got no advantage."""
     finish: str
     length: int | None
     """Sampled tokens."""

@@ -6,26 +6,18 @@ about are read file by file, within a time limit for each answer; what was found
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from posttrain.viewer.answer_types import Source
 from posttrain.viewer.folder_files import Unreadable, noting, number
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.rollout_answers import RowPage, ShownRollout
+from posttrain.viewer.row_selections import RowQuery, Selection, require_terms
 from posttrain.viewer.step_files import StepFile, StepFiles
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-Values = NDArray[Any]
 MOST_ROWS = 100
-LOOK_SECONDS = 0.25
-"""How long an answer looks through files before it says how far it is."""
 PROMPT_CHARACTERS, COMPLETION_CHARACTERS = 200, 400
 KEPT_SELECTIONS = 16
 ROW = ("draw", "sample", "prompt_id", "prompt", "completion", "finish", "reward", "advantage")
@@ -33,65 +25,15 @@ EVALUATION = ("evaluation", "greedy", "judged")
 PREFIXES = ("score/", "outcome/")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowQuery:
-    """Which rows, and in which order."""
-
-    source: Source = "rollouts"
-    step: int | None = None
-    outcome: str = ""
-    """FUNCTION:OUTCOME, or an outcome of any function."""
-    term: str = ""
-    """`reward`, `advantage`, `judged` or a reward function: what `low` and `high` bound."""
-    low: float | None = None
-    high: float | None = None
-    length_low: float | None = None
-    length_high: float | None = None
-    text: str = ""
-    """In the completion or the prompt, in any case."""
-    evaluation: str = ""
-    sort: str = ""
-    """A term, `length` or `step`, with `-` before it from high to low."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that choose rows, outcomes apart."""
-        ordered = self.sort.removeprefix("-")
-        terms = [term_column(each) for each in (self.term, ordered) if each not in ("", "length", "step")]
-        texts = ["prompt", "completion"] if self.text else []
-        return tuple(dict.fromkeys([*terms, *texts, *(["evaluation"] if self.evaluation else [])]))
-
-    @property
-    def chooses(self) -> bool:
-        return bool(self.columns or self.outcome or self.sort or self.bounds_length)
-
-    @property
-    def bounds_length(self) -> bool:
-        return self.length_low is not None or self.length_high is not None
-
-
-def term_column(term: str) -> str:
-    return term if term in ("reward", "advantage", "judged") else f"score/{term}"
-
-
-@dataclass(slots=True)
-class Selection:
-    """The rows that a query chose, file by file, as far as was looked."""
-
-    looked_at: int
-    keys: list[tuple[int, Values, Values]]
-    """Step, rows of its file, and what they are sorted by."""
-
-
 class RowPages:
     """Pages of rows of one run; keeps what filters found."""
 
     def __init__(self, run: OpenedRun) -> None:
         self.run = run
-        self._selections: OrderedDict[tuple[RowQuery, tuple[int, ...]], Selection] = OrderedDict()
+        self._selections: OrderedDict[RowQuery, Selection] = OrderedDict()
 
     def page(self, query: RowQuery, offset: int, limit: int) -> RowPage:
-        """The rows from `offset` on, at most `limit` of them."""
+        """The rows from `offset` on, at most `limit` of them.  Raises WrongQuery."""
         faults: list[str] = []
         files = self.run.files(query.source)
         steps = [step for step in files.steps() if query.step in (None, step)]
@@ -99,13 +41,17 @@ class RowPages:
         for step in steps:
             with noting(faults):
                 opened[step] = files.file(step)
+        require_terms(query, opened)
         limit = max(1, min(limit, MOST_ROWS))
         total = sum(file.num_rows for file in opened.values())
         if query.chooses:
-            selection = self._selected(query, files, opened, faults)
-            chosen = ordered_rows(selection, query)
-            looked_at, matches = selection.looked_at, len(chosen)
-            wanted = chosen[offset : offset + limit]
+            selection = self._selection(query)
+            selection.look(files, opened)
+            faults += [each for each in selection.faults if each not in faults]
+            of_steps, places = selection.ordered()
+            looked_at, matches = len(selection.found), len(places)
+            part = slice(offset, offset + limit)
+            wanted = [*zip(of_steps[part].tolist(), places[part].tolist(), strict=True)]
         else:
             looked_at, matches = len(opened), total
             wanted = rows_between(opened, offset, offset + limit)
@@ -126,97 +72,13 @@ class RowPages:
             faults=faults,
         )
 
-    def _selected(
-        self, query: RowQuery, files: StepFiles, opened: Mapping[int, StepFile], faults: list[str]
-    ) -> Selection:
-        key = query, tuple(file.num_rows for file in opened.values())
-        selection = self._selections.setdefault(key, Selection(0, []))
-        self._selections.move_to_end(key)
+    def _selection(self, query: RowQuery) -> Selection:
+        """What the query has found so far; of many queries the oldest is forgotten."""
+        selection = self._selections.setdefault(query, Selection(query))
+        self._selections.move_to_end(query)
         if len(self._selections) > KEPT_SELECTIONS:
             self._selections.popitem(last=False)
-        end = monotonic() + LOOK_SECONDS
-        for step in [*opened][selection.looked_at :]:
-            with noting(faults):
-                rows, by = chosen_rows(files, step, query)
-                if len(rows):
-                    selection.keys.append((step, rows, by))
-            selection.looked_at += 1
-            if monotonic() > end:
-                break
         return selection
-
-
-def chosen_rows(files: StepFiles, step: int, query: RowQuery) -> tuple[Values, Values]:
-    """The rows of a file that match, and what they are sorted by."""
-    file = files.file(step)
-    told = [name for name in file.columns if name.startswith("outcome/")] if query.outcome else []
-    table = file.read([*query.columns, *told]) if query.text else files.kept(step, (*query.columns, *told))
-    matching = np.ones(file.num_rows, dtype=bool)
-    if query.outcome:
-        function, _, outcome = query.outcome.rpartition(":")
-        columns = [f"outcome/{function}"] if function else told
-        matching &= np.any([equals(table, name, outcome) for name in columns if name in told], axis=0)
-    if query.evaluation:
-        matching &= equals(table, "evaluation", query.evaluation)
-    if query.term:
-        matching &= within(numbers_of(table, term_column(query.term)), query.low, query.high)
-    if query.bounds_length:
-        matching &= within(file.lengths(), query.length_low, query.length_high)
-    if query.text:
-        matching &= np.any([contains(table, name, query.text) for name in ("prompt", "completion")], axis=0)
-    rows = np.flatnonzero(matching)
-    ordered = query.sort.removeprefix("-")
-    by = rows if ordered in ("", "step") else file.lengths() if ordered == "length" else None
-    if by is None:
-        by = numbers_of(table, term_column(ordered))
-    return rows, by if by is rows else by[rows]
-
-
-def equals(table: "pa.Table", name: str, text: str) -> Values:
-    import pyarrow.compute as compute
-
-    if name not in table.column_names:
-        return np.zeros(table.num_rows, dtype=bool)
-    return np.asarray(compute.fill_null(compute.equal(table[name], text), False))
-
-
-def contains(table: "pa.Table", name: str, text: str) -> Values:
-    import pyarrow.compute as compute
-
-    found = compute.match_substring(table[name], text, ignore_case=True)
-    return np.asarray(compute.fill_null(found, False))
-
-
-def numbers_of(table: "pa.Table", name: str) -> Values:
-    """A column as numbers, NaN where it has none."""
-    if name not in table.column_names:
-        return np.full(table.num_rows, np.nan)
-    return np.asarray(table[name].cast("float64").to_numpy())
-
-
-def within(values: Values, low: float | None, high: float | None) -> Values:
-    """Which values lie between the bounds; a value that is missing does not."""
-    found = ~np.isnan(values)
-    if low is not None:
-        found &= values >= low
-    if high is not None:
-        found &= values <= high
-    return found
-
-
-def ordered_rows(selection: Selection, query: RowQuery) -> list[tuple[int, int]]:
-    """(step, row) of what was chosen; missing values come last."""
-    if not selection.keys:
-        return []
-    steps = np.concatenate([np.full(len(rows), step) for step, rows, _ in selection.keys])
-    rows = np.concatenate([rows for _, rows, _ in selection.keys])
-    if query.sort not in ("", "step"):
-        by = np.concatenate([by for *_, by in selection.keys]).astype(float)
-        if query.sort == "-step":
-            by = steps.astype(float)
-        order = np.argsort(-by if query.sort.startswith("-") else by, kind="stable")
-        steps, rows = steps[order], rows[order]
-    return list(zip(steps.tolist(), rows.tolist(), strict=True))
 
 
 def rows_between(opened: Mapping[int, StepFile], first: int, last: int) -> list[tuple[int, int]]:
@@ -244,12 +106,10 @@ def rows_at(opened: Mapping[int, StepFile], wanted: Sequence[tuple[int, int]], s
 def rows_of(file: StepFile, places: Sequence[int], source: Source, step: int) -> list[ShownRollout]:
     """The rows at some places of a file.  Raises Unreadable."""
     names = [name for name in file.columns if name in (*ROW, *EVALUATION) or name.startswith(PREFIXES)]
-    first, count = min(places), max(places) + 1 - min(places)
-    rows = file.read(names, first, count).take([place - first for place in places]).to_pylist()
-    lengths = file.lengths(first, count)
+    table, lengths = file.read_rows(names, places)
     return [
-        shown_row(row, source, step, whole_length(lengths[place - first]))
-        for row, place in zip(rows, places, strict=True)
+        shown_row(row, source, step, whole_length(length))
+        for row, length in zip(table.to_pylist(), lengths, strict=True)
     ]
 
 
@@ -261,6 +121,7 @@ def shown_row(row: Mapping[str, Any], source: Source, step: int, length: int | N
     """A row as tables show it."""
     prompt, completion = row["prompt"] or "", row["completion"] or ""
     group, rollout = names_of(row)
+    reward, advantage = number(row.get("reward")), number(row.get("advantage"))
     return ShownRollout(
         at=f"{source}/{step}/{group}/{rollout}",
         source=source,
@@ -273,8 +134,9 @@ def shown_row(row: Mapping[str, Any], source: Source, step: int, length: int | N
         prompt=prompt[-PROMPT_CHARACTERS:],
         completion=completion[:COMPLETION_CHARACTERS],
         cut=len(completion) > COMPLETION_CHARACTERS,
-        reward=number(row.get("reward")),
-        advantage=number(row.get("advantage")),
+        reward=reward,
+        advantage=advantage,
+        replaced="advantage" in row and advantage is None and reward is not None,
         finish=row.get("finish") or "",
         length=length,
         outcomes=with_prefix(row, "outcome/", lambda value: value if isinstance(value, str) else ""),

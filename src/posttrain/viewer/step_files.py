@@ -4,6 +4,7 @@ Footers are read first; then only the row groups and columns that a question nee
 """
 
 import re
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -44,8 +45,8 @@ KEPT_BYTES = 64 << 20
 class StepFile:
     """One Parquet file."""
 
-    def __init__(self, path: Path, label: str) -> None:
-        self.path, self.label = path, label
+    def __init__(self, path: Path, label: str, version: Stamp) -> None:
+        self.path, self.label, self.version = path, label, version
         self.read_groups: set[int] = set()
         """Row groups read so far."""
         self._lengths: dict[int, Values] = {}
@@ -77,6 +78,19 @@ class StepFile:
         table = self._read_groups(groups, names)
         skipped = first - self.starts[groups[0]] if groups else 0
         return table.slice(skipped, max(0, last - first))
+
+    def read_rows(self, names: Sequence[str], places: Sequence[int]) -> tuple["pa.Table", "Values"]:
+        """Single rows with their lengths; only row groups with one of them are read."""
+        import pyarrow as pa
+
+        groups = sorted({bisect_right(self.starts, place) - 1 for place in places})
+        read = [np.arange(self.starts[at], self.starts[at + 1]) for at in groups]
+        table = self._read_groups(groups, names)
+        if table.num_rows != sum(map(len, read)):
+            raise Unreadable(self.label, "was replaced while it was read")
+        wanted = np.searchsorted(np.concatenate([np.zeros(0), *read]), places)
+        lengths = [self.lengths(int(rows[0]), len(rows)) for rows in read]
+        return table.take(pa.array(wanted, "int64")), np.concatenate([np.zeros(0), *lengths])[wanted]
 
     def lengths(self, first: int = 0, count: int | None = None) -> "Values":
         """Sampled tokens of some rows, NaN where a row has none; the tokens themselves are not kept."""
@@ -169,14 +183,14 @@ class StepFiles:
         if known is None or known[0] != now:
             if len(self._files) > KEPT_FILES:
                 self._files.clear()
-            known = self._files[step] = now, self._opened(path, label)
+            known = self._files[step] = now, self._opened(path, label, now)
         if isinstance(known[1], Unreadable):
             raise known[1]
         return known[1]
 
-    def _opened(self, path: Path, label: str) -> StepFile | Unreadable:
+    def _opened(self, path: Path, label: str, version: Stamp) -> StepFile | Unreadable:
         try:
-            file = StepFile(path, label)
+            file = StepFile(path, label, version)
             file.require(*self.needed)
         except Unreadable as fault:
             return fault

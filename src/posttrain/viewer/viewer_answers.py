@@ -1,5 +1,6 @@
 """One function from an address to its answer, for the server, for an exported file and for a notebook."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ from posttrain.viewer.kinds.scored_pairs import pair_page
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.problem_pages import ProblemIndex
 from posttrain.viewer.rollout_page import rollout_page
-from posttrain.viewer.rollout_rows import RowPages, RowQuery
+from posttrain.viewer.rollout_rows import RowPages
+from posttrain.viewer.row_selections import RowQuery, WrongQuery
 from posttrain.viewer.run_folders import run_folders
 from posttrain.viewer.run_overview import overview, run_entry, run_version
 from posttrain.viewer.step_pages import group_page, step_list, step_page
@@ -40,10 +42,6 @@ Answer = Mapping[str, object]
 
 class NoSuchAnswer(Exception):
     """An address without an answer."""
-
-
-class WrongQuery(Exception):
-    """A query with a value that is not one of its field."""
 
 
 @dataclass(frozen=True)
@@ -260,9 +258,12 @@ def bound(name: str, query: Query) -> float | None:
     if not text:
         return None
     try:
-        return float(text)
+        found = float(text)
     except ValueError:
-        raise WrongQuery(f"{name} = {text[:40]!r}: must be a number") from None
+        found = math.nan
+    if math.isnan(found):
+        raise WrongQuery(f"{name} = {text[:40]!r}: must be a number")
+    return found
 
 
 SOURCE, STEP, NAME = "(rollouts|evaluations)", r"(\d{1,12})", r"([\w-]{1,60})"

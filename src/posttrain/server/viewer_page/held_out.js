@@ -1,4 +1,4 @@
-// Held-out problems before training, along the way and after: which are solved now, lost, or never solved.
+// Held-out problems before training, along the way and after: which are solved now, lost, or never answered right.
 import { choose, link } from "./address.js";
 import { Chart } from "./charts.js";
 import { html, useMemo } from "./dom.js";
@@ -7,7 +7,7 @@ import { Answer } from "./loading.js";
 import { Choice, Empty, SearchField, Section } from "./parts.js";
 import { ShareCells } from "./strips.js";
 
-const CHANGES = [["solved", "solved now, not before"], ["lost", "lost"], ["always", "solved before and after"], ["never", "never solved"]];
+const CHANGES = [["solved", "solved now, not before"], ["lost", "lost"], ["always", "solved before and after"], ["unsolved", "not solved before or after, right at times"], ["never", "no right answer at all"]];
 const SHOWN = 100;
 
 export function HeldOutView({ run, query, version }) {
