@@ -254,6 +254,7 @@ def whole_number(name: str, text: str) -> int:
 
 
 def bound(name: str, query: Query) -> float | None:
+    """A number of the query; None where it is empty.  Raises WrongQuery."""
     text = query.get(name, "")
     if not text:
         return None
