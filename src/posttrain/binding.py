@@ -200,7 +200,7 @@ class UncachedLoader(SourceFileLoader):
 
     def path_stats(self, path: Any) -> Any:
         """Raise, so that compiled code is neither read nor written."""
-        raise OSError(f"{path}: compiled anew each time")
+        raise OSError(f"{path}: compiled again each time")
 
 
 def digest_of(file: Path) -> str:

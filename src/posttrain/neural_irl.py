@@ -2,8 +2,8 @@
 
 Wulfmeier, Ondruska & Posner 2015, "Maximum entropy deep inverse reinforcement learning", arXiv:1507.04888: planning is
 exact and in float64, as in `posttrain.irl`; only the network from inputs to rewards is learned by gradient descent.
-The derivative of the dual with respect to the reward of a state is the difference of its visits by the policy and by
-the demonstrations, which the network backpropagates to its weights:
+The derivative of the dual with respect to a state's reward is its visits by the policy minus those by the
+demonstrations.  The network backpropagates it to its weights:
 
     ∂L/∂r(s) = D_π(s) - D_E(s)        ∂L/∂θ = Σ_s ∂L/∂r(s) ∂r_θ(s)/∂θ
 

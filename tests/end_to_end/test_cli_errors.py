@@ -143,7 +143,7 @@ def test_a_resumed_run_keeps_its_recipe_but_may_go_on_for_longer() -> None:
     (run / "config.yaml").write_text("run: {num_steps: 3}")
     refused = message_of("rl", "--resume", "run", "--update.learning-rate", "1")
     assert "--update.learning-rate: a resumed run keeps its recipe; only model.path" in refused
-    assert "leave out other.yaml" in message_of("rl", "--resume", "run", "other.yaml")
+    assert "Leave out other.yaml" in message_of("rl", "--resume", "run", "other.yaml")
     # Reaches the check of the model, so these flags were taken.
     (run / "config.yaml").write_text("model: {path: nowhere}")
     accepted = message_of("rl", "--resume", "run", "--run.num-steps", "9", "--checkpoint.keep-last", "3")

@@ -121,7 +121,7 @@ def slower(policy: Policy, reason: str) -> Policy | None:
         return replace(
             policy,
             forward=PlainForward(policy.model, policy.compute_dtype),
-            forward_reason=reason.format("by the quicker one"),
+            forward_reason=reason.format("by the faster one"),
             cache_refusal=cache_refusal(policy.model),
         )
     if policy.cache_refusal is None:

@@ -3,9 +3,9 @@
 Ziebart, Maas, Bagnell & Dey 2008, "Maximum entropy inverse reinforcement learning", algorithm 1, for 2·S steps, and the
 exponentiated gradient of Kivinen & Warmuth 1997.  `maxent.py` and `causal.py` solve what this approximates.
 
-It fits its own data badly.  On the 5×5 icy grid the two paid states come out on top, yet the policy's expected visits
-stay .81 away from the demonstrations' in one state, where some policy gets within .023.  Its paths are twice as long as
-the demonstrated ones.  It stops because the step has shrunk (α_t = α/(1+t): all 454 steps together move by Σ α_t =
+It fits its own data badly.  On the 5×5 icy grid the two paid states come out on top.  Yet in one state the policy's
+expected visits stay .81 away from the demonstrations', where some policy gets within .023.  Its paths are twice as long
+as the demonstrated ones.  It stops because the step has shrunk (α_t = α/(1+t): all 454 steps together move by Σ α_t =
 1.34), not because it matched anything.  Weights stay positive, so every step is paid and long paths earn more.  And
 under random dynamics the difference that it follows is not a gradient, since the partition lets paths choose their
 slips.

@@ -5,8 +5,8 @@ the rewards of the path.  So the odds of two paths from one start are Bradley & 
 
     P(ζ ≻ ζ') = σ((R_θ(ζ) - R_θ(ζ'))/τ)
 
-which is how reward models of language models are trained.  Taken as the model of a person who compares two paths, in
-any world and with R_θ discounted as the fit is, it makes preferences a second, independent source on the same weights:
+which is how reward models of language models are trained.  The same formula can model a person who compares two paths
+in any world, with R_θ discounted as in the fit.  Preferences are then a second, independent source on the same weights:
 
     g(θ) + (τ/N) Σ_pairs softplus(-θ·Δφ/τ),   g the dual of N demonstrations, Δφ = φ(ζ) - φ(ζ')
 

@@ -284,9 +284,9 @@ SHAPING: dict[str, AttackExample] = {
     ),
     "repetition": penalty(
         Answer("no word twice", WORDS, right=True, num_tokens=40),
-        Answer("one word for ever", "so " * 100),
-        Answer("one sentence for ever", f"{WORDS} " * 10),
-        Answer("one character for ever", "!" * 100),
+        Answer("one word, repeated", "so " * 100),
+        Answer("one sentence, repeated", f"{WORDS} " * 10),
+        Answer("one character, repeated", "!" * 100),
         Answer("other tokens each time, of the same meaning", "so thus hence then", known=True, num_tokens=100),
     ),
     "truncated": penalty(

@@ -11,7 +11,7 @@ A gold capital letter is a choice, also written `(B)`, `B.` or `B)`.  Known hack
 
 **Generated problems.**  reasoning-gym's scorers evaluate some answers as Python, pay for an answer that the text merely
 contains, and accept any four numbers for those of a puzzle.  So what can be compared here is compared here; problems
-with many right answers go to its scorer, only inside the sandbox, and behind a grammar if it evaluates them.
+with many right answers go to its scorer, only inside the sandbox, and only after a grammar check if it evaluates them.
 """
 
 import math
@@ -221,7 +221,7 @@ class Scorer(StrEnum):
     ARITHMETIC = "arithmetic"
     """Arithmetic over the problem's numbers, each exactly once, that makes its target."""
     EXPRESSION = "expression"
-    """reasoning-gym's scorer in the sandbox, behind a grammar of expressions: it evaluates them."""
+    """reasoning-gym's scorer in the sandbox, after a grammar check: it evaluates expressions."""
     GYM = "gym"
     """reasoning-gym's scorer in the sandbox."""
 
@@ -241,7 +241,7 @@ OURS = {
     }.items()
     for generator in generators.split()
 }
-"""Generators whose scorer is not used, or only behind a grammar, and what replaces it."""
+"""Generators whose scorer is not used, or only after a grammar check, and what replaces it."""
 
 
 def scorer_of(generator: str, *, one_answer: bool) -> Scorer:

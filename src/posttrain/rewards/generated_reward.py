@@ -4,9 +4,9 @@ It reads what follows the last `</think>`: the last closed `<answer>…</answer>
 everything.  A right answer is worth 1, all else 0; the row's `scorer` decides (posttrain.rewards.exact_match).
 
 **Known hacks, and what stops them.**  Answers that run as Python in a scorer that evaluates them: those scorers are not
-used, or only behind a grammar, and never outside the sandbox.  A text that contains the answer among others, four other
-numbers that make 24, towers of powers: not paid, and killed.  Not stopped: whatever a generator's scorer is lenient
-about (blanks, order, a tolerance), and guesses if there are few answers (yes or no).
+used, or only after a grammar check, and never outside the sandbox.  A text that contains the answer among others, four
+other numbers that make 24, towers of powers: not paid, and killed.  Not stopped: whatever a generator's scorer is
+lenient about (blanks, order, a tolerance), and guesses if there are few answers (yes or no).
 """
 
 import importlib.util

@@ -1,8 +1,8 @@
 """Additions with answers in a given form: does a model keep to a requested format?
 
-**What the prompt looks like.**  A system message that shows the form (`<think>`, a line or more, `</think>`,
-`<answer>`, a line or more, `</answer>`, each tag on a separate line), and a user's message `If you add 57 and 8, what
-is the result?`.
+**What the prompt looks like.**  A system message shows the form: `<think>`, a line or more, `</think>`, `<answer>`, a
+line or more, `</answer>`, each tag on a separate line.  The user's message is `If you add 57 and 8, what is the
+result?`.
 
 **What earns what.**  1 where the whole response, stripped, has that form line by line, else 0, whatever it says:
 posttrain.rewards.parsing.tags, mode `lines`.  Whether the sum is right earns nothing; it is measured, as the reward

@@ -17,13 +17,13 @@ nothing else.  Without such a fence or `<code>`, the last closed fence that name
 (`fences="any"`): next to a program it is more likely the program's output.  Text before a first `</think>` without a
 `<think>`, which was part of the prompt, and after a `<think>` that is not closed is thinking.
 
-**A final answer** is in the last box, in the last `<answer>`, or the last number of a text, unless that is part of
-something else, as in `2^5`, `x_5`, `1e5`, `sqrt 2`, `1,234,56`, `5 million`, `≠ 5`, `at most 5`, `1 over 5`,
+**A final answer** is in the last box, in the last `<answer>`, or the last number of a text.  A number is not read if it
+is part of something else, as in `2^5`, `x_5`, `1e5`, `sqrt 2`, `1,234,56`, `5 million`, `≠ 5`, `at most 5`, `1 over 5`,
 `5 squared`, `5!!`, `5 k`, the end of a sum, `-(5)`.  No earlier number is taken in its place.  Any minus sign right
 before a number belongs to it, and so does `negative` or `minus` if it is not a subtraction; `5 1/2` is a mixed number.
-A unit (`5 dollars`, `5cm`), a degree sign and asterisks (`**5**`) may be next to it.  Other words may too,
-unless they make it another number: these are listed (`WORD_BEFORE`, `WORD_BEHIND`), since what people write after a
-number has no end.
+A unit (`5 dollars`, `5cm`), a degree sign and asterisks (`**5**`) may be next to it.  Other words may too, unless they
+make it another number: these are listed (`WORD_BEFORE`, `WORD_BEHIND`), since what people write after a number has no
+end.
 
 Reading takes time linear in any text.
 """
@@ -53,7 +53,7 @@ def answer_text(text: str, mode: FormatMode) -> str | None:
     end = text.find(END_ANSWER, start)
     if not start < end_think < answer < end:
         return None
-    # Each was the first of its kind after `start`; a second one anywhere behind breaks the structure.
+    # Each was the first of its kind after `start`; a second one anywhere after breaks the structure.
     if (
         text.find(END_THINK, end_think + 1) >= 0
         or text.find(ANSWER, answer + 1) >= 0

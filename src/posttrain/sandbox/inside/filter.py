@@ -72,7 +72,7 @@ DESCRIPTOR_COMMANDS = (0, 1, 2, 3, 1030, 1032)
 SET_FLAGS, REFUSED_FLAGS = 4, 0x16000
 """F_SETFL; O_ASYNC, and O_DIRECT of both machines, under which every write to a pipe has to be read by itself."""
 SOCKET_OPTIONS = (3, 4, 7, 8, 30, 38, 39)
-"""SO_TYPE, SO_ERROR, SO_SNDBUF, SO_RCVBUF, SO_ACCEPTCONN, SO_PROTOCOL, SO_DOMAIN; none that names who is behind it."""
+"""SO_TYPE, SO_ERROR, SO_SNDBUF, SO_RCVBUF, SO_ACCEPTCONN, SO_PROTOCOL, SO_DOMAIN; none that names the peer."""
 SENDING_FLAGS, RECEIVING_FLAGS = 0x40 | 0x4000, 0x2 | 0x40 | 0x100
 """MSG_DONTWAIT, MSG_NOSIGNAL; MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL.  MSG_OOB above all is not allowed."""
 NUM_CLOCKS, THREAD_CLOCK, OWN_CLOCK = 16, 4, -6
