@@ -275,7 +275,7 @@ def test_a_run_is_asked_traced_and_served(trained_on_rows: tuple[Path, str], mon
 def test_a_run_that_saved_no_model_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("run: {num_steps: 5}\n")
     says = refusal("chat", tmp_path)
-    mentions(says, "saves a model when it ends", f"--resume {tmp_path}")
+    mentions(says, "saves its model at its end", f"--resume {tmp_path}")
 
 
 def test_a_run_of_rows_from_python_names_the_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

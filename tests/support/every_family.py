@@ -151,13 +151,13 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 NOT_BUILT = {
     "blt": "its smallest model, of hashed byte n-grams, has 48 million weights",
-    "dots3_note": "its config cannot be that of two layers",
-    "emu3": "refused when its config is read; its text part is in no table of the library",
-    "gemma3n": "its pictures need the package timm; its text part is gemma3n_text",
+    "dots3_note": "its config does not allow two layers",
+    "emu3": "rejected when its config is read; its text part is not in any table of transformers",
+    "gemma3n": "its images need the package timm; its text part is gemma3n_text",
     "gemma4_assistant": "a draft model, which reads the hidden states of another",
-    "gemma4_unified_assistant": "refused when its config is read; a draft model, as the one before",
-    "musicgen": "refused when its config is read; a model of sound",
-    "musicgen_melody": "refused when its config is read; a model of sound",
+    "gemma4_unified_assistant": "rejected when its config is read; a draft model, like the one before",
+    "musicgen": "rejected when its config is read; an audio model",
+    "musicgen_melody": "rejected when its config is read; an audio model",
 }
 """Families of the library's table that no tiny model is made of, and why."""
 BESIDES = ("llava", "mistral3", "qwen2_5_vl", "t5")

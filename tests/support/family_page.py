@@ -109,7 +109,7 @@ def table(rows: Mapping[str, Measured]) -> str:
     ]
     notes += [f"- `{label}`, an adapter: {row.exports.adapter}" for label, row in rows.items() if refuses(row.exports)]
     others = {label: NOT_EAGER[label] for label in rows if label in NOT_EAGER}
-    notes += [f"- `{label}` is held against `{name}`: {why}." for label, (name, why) in others.items()]
+    notes += [f"- `{label}` is compared with `{name}`: {why}." for label, (name, why) in others.items()]
     return "\n".join([*lines, "", *notes, *([""] if notes else [])])
 
 
