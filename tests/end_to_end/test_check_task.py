@@ -121,7 +121,7 @@ def test_a_function_that_never_comes_back_is_ended_and_named(
     slow = [line for line in lines if "a million characters" in line]
     assert len(slow) == 2  # once in the table, as the other row is spared, and once in the summary
     assert "item_seconds = 0.5" in slow[0]
-    assert slow[1].startswith("not answered")
+    assert slow[1].startswith("timed out")
     assert sum("praise for itself" in line for line in lines) == 2
 
 
