@@ -6,9 +6,10 @@ import json
 import re
 from base64 import b64encode
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, unquote
 
 import pytest
 from hypothesis import given, strategies as st
@@ -19,9 +20,9 @@ from posttrain.errors import UserError
 from posttrain.viewer.exported.chosen_rollouts import alarmed_groups, evenly
 from posttrain.viewer.exported.export import ExportedFile, export_runs
 from posttrain.viewer.exported.module_bundle import bundled
-from posttrain.viewer.exported.size_limit import size_in_bytes
+from posttrain.viewer.exported.size_limit import SizedAnswers, size_in_bytes
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.viewer_answers import OpenedRuns
+from posttrain.viewer.viewer_answers import OpenedRuns, answer
 from tests.support.hostile_texts import HOSTILE
 from tests.support.refusals import refused
 from tests.support.viewed_folders import step_rows, write_rows, write_run
@@ -68,8 +69,41 @@ class Elements(HTMLParser):
 
 def answers_of(page: str) -> dict[str, Any]:
     (data,) = (text for _, attributes, text in Elements(page).inside if attributes.get("id") == "answers")
-    found: dict[str, Any] = json.loads(data)
-    return found
+    file = json.loads(data)
+    return {path: restored(value, file["shared"]) for path, value in file["answers"].items()}
+
+
+def restored(value: Any, shared: list[Any]) -> Any:
+    """What `exported_answers.js` makes of a value."""
+
+    def again(each: Any) -> Any:
+        return restored(each, shared)
+
+    match value:
+        case {"$": place}:
+            return again(shared[place])
+        case {"$tokens": places}:
+            return [again(shared[place]) for place in places]
+        case {"$likeliest": flat}:
+            return [again(shared[at]) | {"logprob": logprob} for at, logprob in zip(flat[::2], flat[1::2], strict=True)]
+        case {"$same": [one, count]}:
+            return [one] * count
+        case {"$sums": steps}:
+            return [*accumulate(steps)]
+        case {"$entries": entries}:
+            return {name: again(each) for name, each in entries}
+        case dict():
+            return {name: again(each) for name, each in value.items()}
+    return [*map(again, value)] if isinstance(value, list) else value
+
+
+def rounded(value: Any) -> Any:
+    """An answer with four digits of each float, as a file has it."""
+    if isinstance(value, float):
+        return round(value) if abs(value) >= 10_000 else float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    return [*map(rounded, value)] if isinstance(value, list) else value
 
 
 def test_modules_are_bundled_after_what_they_import_and_share_no_name() -> None:
@@ -114,6 +148,54 @@ def test_a_file_is_within_its_size_and_counts_what_it_leaves_out(limit: int, run
     if limit == LARGE:
         assert made.num_rollouts == made.of_rollouts
         assert made.left_out == ()
+
+
+def test_a_file_has_the_answers_of_the_server_with_four_digits(run: Path) -> None:
+    runs = OpenedRuns.of([run])
+    found = answers_of(export_runs(runs, LARGE).html)
+    asked = [path for path in found if path.startswith("/api/run/0/") and "/rows?" not in path and "/step/" not in path]
+    assert {path.split("/")[4].partition("?")[0] for path in asked} >= {"group", "overview", "problem", "rollout"}
+    for path in asked:
+        address, _, query = path.removeprefix("/api/").partition("?")
+        expected = dict(answer(runs, unquote(address), dict(parse_qsl(query))))
+        expected.pop("graded", None)  # the page does not read it
+        assert found[path] == rounded(expected), path
+
+
+HOSTILE_KEYS = st.sampled_from(["$", "$tokens", "$same", "__proto__", "name", ""])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=40),
+    lambda inside: (
+        st.lists(inside, max_size=6)
+        | st.dictionaries(HOSTILE_KEYS, inside, max_size=3)
+        | st.lists(st.sampled_from([0, 1, 0.5, None]), min_size=4, max_size=9)
+    ),
+    max_leaves=12,
+)
+
+
+@given(values=st.lists(VALUES, max_size=4))
+def test_any_answer_comes_back_from_its_short_form(values: list[Any]) -> None:
+    sized = SizedAnswers(10**9)
+    assert sized.add({str(at): value for at, value in enumerate(values)})
+    shared = [json.loads(text) for text in sized.shared.places]
+    for at, value in enumerate(values):
+        assert restored(json.loads(sized.texts[str(at)]), shared) == rounded(value)
+
+
+def test_tokens_and_rows_are_in_a_file_once_and_what_does_not_fit_leaves_nothing() -> None:
+    text = "the same completion, in full"
+    piece = {"text": "the", "id": 7, "special": False, "sampled": True, "partial": False}
+    rollout = {"completion": [piece] * 100, "text": text, "values": [0.0] * 100, "offsets": [*range(0, 400, 4)]}
+    sized = SizedAnswers(10_000)
+    assert sized.add({"/a": rollout})
+    after_one = sized.used + sized.shared.size
+    assert sized.add({"/b": {**rollout, "more": text}})
+    assert sized.used + sized.shared.size - after_one < 350, "places, and the offsets"
+    before = [*sized.shared.places], sized.shared.size
+    assert not sized.add({"/c": {"long": "another text" * 1000, "completion": [{**piece, "id": 8}]}})
+    assert ([*sized.shared.places], sized.shared.size) == before
+    assert before[1] == sum(len(each) + 1 for each in before[0])
 
 
 def test_rollouts_of_alarms_come_first(run: Path) -> None:

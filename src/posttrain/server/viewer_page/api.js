@@ -1,14 +1,15 @@
 // The only module that asks for data: from the server, or from the answers that an exported file carries.
 import { search } from "./address.js";
+import { answersOf } from "./exported_answers.js";
 
 const TOKEN = "posttrain-token";
 const embedded = document.getElementById("answers");
-const answers = embedded ? JSON.parse(embedded.textContent) : null;
+const answer = embedded && answersOf(JSON.parse(embedded.textContent));
 
-export const exported = answers !== null;
+export const exported = embedded !== null;
 
 // What an exported file has of its runs: {rollouts, of, left_out}.
-export const contents = exported ? answers.export : null;
+export const contents = exported ? answer("export") : null;
 
 // Take the token out of the address that the terminal printed; `#token=…&/run/0` also names a page.
 export function keepToken() {
@@ -37,7 +38,8 @@ export async function get(path) {
 }
 
 function fromFile(path) {
-  if (path in answers) return answers[path];
+  const found = answer(path);
+  if (found !== undefined) return found;
   throw new Error("This file does not contain this page. Open the run folder with `posttrain view` to see it.");
 }
 

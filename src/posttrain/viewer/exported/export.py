@@ -1,5 +1,6 @@
 """An exported file: the viewer's page with answers about some runs, as many as fit a size."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
@@ -21,8 +22,10 @@ BEHAVIOUR_PARTS = 200
 """Questions for the curves of behaviours, which are computed in parts."""
 ROOM_FOR_NOTE = 2000
 """Bytes for what the file says of itself."""
-ROOM_FOR_LISTS = 1500
+ROOM_FOR_LISTS = 1000
 """Bytes of two pages of rows without their rows."""
+PLACE_OF_ROW = 16
+"""Bytes of a row that is already in the file, at most."""
 MOST_LEFT_OUT = 20
 """Pages that did not fit and are named."""
 MOST_COMPARED = 4
@@ -64,7 +67,9 @@ def export_runs(runs: OpenedRuns, limit: int) -> ExportedFile:
     overviews = needed(runs)
     sized = SizedAnswers(limit - len(page_html({}).encode()) - ROOM_FOR_NOTE)
     if not sized.add(overviews):
-        least = (limit - sized.limit + sum(map(len, map(embedded_json, overviews.values())))) / 1e6
+        whole = SizedAnswers(sys.maxsize)
+        whole.add(overviews)
+        least = (limit - sized.limit + whole.used + whole.shared.size) / 1e6
         rule = f"the page and the overviews need {least:.2f}MB"
         raise UserError(f"size = {limit / 1e6:g}MB: {rule}.  Use a larger size.")
     add_groups(runs, kept, {each.at: iter(alarmed_groups(each.run)) for each in kept}, sized)
@@ -78,7 +83,7 @@ def export_runs(runs: OpenedRuns, limit: int) -> ExportedFile:
         assert added, "room was reserved for the lists of rows"
     counts = sum(each.num_rollouts for each in kept), sum(all_rollouts(each.run) for each in kept)
     note = {"rollouts": counts[0], "of": counts[1], "left_out": left_out[:MOST_LEFT_OUT]}
-    html = page_html({**sized.texts, "export": embedded_json(note)})
+    html = page_html({**sized.texts, "export": embedded_json(note)}, sized.shared.places)
     assert len(html.encode()) <= limit, (len(html.encode()), limit)
     return ExportedFile(html=html, num_rollouts=counts[0], of_rollouts=counts[1], left_out=tuple(left_out))
 
@@ -141,7 +146,7 @@ def add_groups(runs: OpenedRuns, kept: list[KeptRun], waiting: dict[int, Iterato
                 waiting.pop(each.at, None)
                 continue
             answers, rows = group_answers(runs, each, group)
-            room = 2 * len(embedded_json(rows)) + ROOM_FOR_LISTS  # in the list of the run and in that of the step
+            room = 2 * PLACE_OF_ROW * len(rows) + ROOM_FOR_LISTS  # in the list of the run and in that of the step
             if answers and sized.add(answers, reserve=room):
                 misses = 0
                 each.rows[group[0]] += rows
@@ -167,7 +172,7 @@ def group_answers(runs: OpenedRuns, kept: KeptRun, group: Group) -> tuple[dict[s
         path = f"{base}/rollout/{rollout['at']}"
         reply = answered(runs, path)
         if reply is not None:
-            found[address(path)] = reply
+            found[address(path)] = {name: each for name, each in reply.items() if name != "graded"}  # not on the page
             row = reply["row"]
             assert isinstance(row, dict)
             rows.append(row)  # type: ignore[arg-type]  # a ShownRollout, as the page has it

@@ -3,7 +3,7 @@
 import json
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -17,8 +17,8 @@ ENDS_ELEMENT = re.compile(r"</(?=script|style)|<!--", re.IGNORECASE)
 """What would end a script or style, or change how the rest of it is read."""
 
 
-def page_html(answers: Mapping[str, str]) -> str:
-    """The page with answers by address, each as JSON text of `embedded_json`."""
+def page_html(answers: Mapping[str, str], shared: Iterable[str] = ()) -> str:
+    """The page with answers by address and the values that they share, each as JSON text of `embedded_json`."""
     index = (PAGE / "index.html").read_text(encoding="utf-8")
     styles = [safe_inside((PAGE / name).read_text(encoding="utf-8")) for name in STYLE.findall(index)]
     scripts = [script(name, kind) for name, kind in SCRIPT.findall(index)]
@@ -27,7 +27,8 @@ def page_html(answers: Mapping[str, str]) -> str:
     head, _, rest = SCRIPT.sub("", STYLE.sub("", index)).partition("</head>")
     body, _, end = rest.partition("</body>")
     data = ",".join(f"{embedded_json(path)}:{answer}" for path, answer in answers.items())
-    embedded = f'<script type="application/json" id="answers">{{{data}}}</script>\n'
+    data = f'{{"shared":[{",".join(shared)}],"answers":{{{data}}}}}'
+    embedded = f'<script type="application/json" id="answers">{data}</script>\n'
     code = "".join(f"<script>{each}</script>\n" for each in scripts)
     opened, charset, more = head.partition('<meta charset="utf-8">\n')
     return f"{opened}{charset}{meta}{more}{inside}</head>{body}{embedded}{code}</body>{end}"

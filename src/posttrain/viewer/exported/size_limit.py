@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 from posttrain.viewer.exported.exported_page import embedded_json
+from posttrain.viewer.exported.shared_values import SharedValues
 
 UNITS = {"": 1, "KB": 1000, "MB": 1_000_000}
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KM]B)?", re.IGNORECASE)
@@ -24,12 +25,16 @@ class SizedAnswers:
     def __init__(self, limit: int) -> None:
         self.limit, self.used, self.reserved = limit, 0, 0
         self.texts: dict[str, str] = {}
+        self.shared = SharedValues()
 
     def add(self, answers: Mapping[str, object], *, reserve: int = 0) -> bool:
         """Add all of these answers and reserve bytes for later ones, or do neither where that is too much."""
-        texts = {path: embedded_json(each) for path, each in answers.items() if path not in self.texts}
+        known = len(self.shared.places)
+        compact = {path: self.shared.compact(each) for path, each in answers.items() if path not in self.texts}
+        texts = {path: embedded_json(each) for path, each in compact.items()}
         size = sum(len(embedded_json(path)) + len(text) + 2 for path, text in texts.items())  # a colon and a comma
-        if self.used + size + self.reserved + reserve > self.limit:
+        if self.used + size + self.shared.size + self.reserved + reserve > self.limit:
+            self.shared.forget_after(known)
             return False
         self.used, self.reserved = self.used + size, self.reserved + reserve
         self.texts |= texts

@@ -1,0 +1,30 @@
+// Reads the answers of an exported file. What several answers say is in the file once; shared_values.py lists the forms.
+
+// A function that returns the answer to a path, or undefined; `file` is {shared: [value], answers: {path: value}}.
+export function answersOf(file) {
+  const found = new Map(); // place -> value
+  const shared = (place) => {
+    if (!found.has(place)) found.set(place, restored(file.shared[place]));
+    return found.get(place);
+  };
+  const sums = (steps) => {
+    let sum = 0;
+    return steps.map((step) => (sum += step));
+  };
+  const forms = {
+    $: shared,
+    $tokens: (places) => places.map(shared),
+    $likeliest: (flat) => Array.from({ length: flat.length / 2 }, (_, at) => ({ ...shared(flat[2 * at]), logprob: flat[2 * at + 1] })),
+    $same: ([value, count]) => new Array(count).fill(value),
+    $sums: sums,
+    $entries: (entries) => Object.fromEntries(entries.map(([name, value]) => [name, restored(value)])),
+  };
+  function restored(value) {
+    if (Array.isArray(value)) return value.map(restored);
+    if (value === null || typeof value !== "object") return value;
+    const [form] = Object.keys(value);
+    if (form !== undefined && form.startsWith("$")) return forms[form](value[form]);
+    return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, restored(each)]));
+  }
+  return (path) => (Object.hasOwn(file.answers, path) ? restored(file.answers[path]) : undefined);
+}
