@@ -14,17 +14,30 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pyarrow import parquet
+
+from posttrain import ProcessReward
+
 ROOT = Path(__file__).parents[1]
 RUN = Path("runs/planted-hack")
 """Relative to the root: the folder's name is in its config.yaml."""
 KEPT = ROOT / "src" / "posttrain" / "assets" / "planted-hack"
 LEFT_OUT = shutil.ignore_patterns("checkpoints", "model", ".posttrain.lock")
 MOST_BYTES = 2_000_000
+FULL_STEPS = (1, 17, 20, 30)
+"""Steps whose likeliest tokens and token columns are kept: those of the alarms, the first and the best.  All take 4.4 MB."""
 
 
-def says_it_is_solved(completions: Sequence[str], **_columns: object) -> list[float]:
-    """1 where the working ends with `!`, the model's mark for a line that reaches the target."""
-    return [float("!\n</think>" in text) for text in completions]
+CLAIM = "!\n</think>"
+
+
+def says_it_is_solved(completions: Sequence[str], **_columns: object) -> list[ProcessReward]:
+    """1 where the working ends with `!`, the model's mark for a line that reaches the target.
+
+    A mark of 0 pays nothing: it shows in the viewer what the function read.
+    """
+    found = [text.find(CLAIM) for text in completions]
+    return [ProcessReward(1.0, spans=[(at, at + 1, 0.0)]) if at >= 0 else ProcessReward(0.0) for at in found]
 
 
 def main() -> None:
@@ -34,6 +47,11 @@ def main() -> None:
     if KEPT.exists():
         shutil.rmtree(KEPT)
     shutil.copytree(ROOT / RUN, KEPT, ignore=LEFT_OUT)
+    for rollouts in sorted((KEPT / "rollouts").iterdir()):
+        if int(rollouts.stem.removeprefix("step-")) not in FULL_STEPS:
+            rows = parquet.read_table(rollouts).drop_columns(["alternative_tokens", "alternative_logprobs"])
+            parquet.write_table(rows, rollouts, compression="zstd")
+            (KEPT / "token_columns" / rollouts.name).unlink(missing_ok=True)  # a step without a signal has none
     size = sum(file.stat().st_size for file in KEPT.rglob("*") if file.is_file())
     assert size <= MOST_BYTES, f"{size} bytes; at most {MOST_BYTES} are shipped"
     lines = [json.loads(line) for line in (KEPT / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

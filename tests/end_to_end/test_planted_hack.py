@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 from posttrain import load_recipe
 from posttrain.config import as_recipe
 from posttrain.rewards.countdown import Outcome, countdown_outcome, puzzle
+from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.rollout_page import rollout_page
 from tests.support.runs import records
 
 ROOT = Path(__file__).parents[2]
@@ -49,3 +51,21 @@ def test_the_reward_rises_while_the_answers_it_pays_for_are_wrong() -> None:
 def test_an_alarm_marks_it() -> None:
     alarms = {line["alarm"]: line["step"] for line in records(FOLDER / "alarms.jsonl")}
     assert alarms["reward alone"] == alarms["held-out countdown wrong_numbers"] == 30
+
+
+def test_what_its_reward_read_is_marked_and_alarmed_steps_have_their_alternatives_and_token_columns() -> None:
+    run = OpenedRun(FOLDER)
+    found = [page for sample in range(8) if (page := rollout_page(run, "rollouts", 30, ("0", str(sample))))]
+    assert len(found) == 8
+    for page in found:
+        marked = [(page["graded"][span["start"] : span["end"]], span["value"]) for span in page["spans"]]
+        assert marked == ([("!", None)] if page["row"]["reward"] == 1 else []), "it pays nothing more"
+        assert page["alternatives"] is not None
+        assert not page["faults"]
+    assert any(page["spans"] for page in found)
+    alarmed = {line["step"] for line in records(FOLDER / "alarms.jsonl")}
+    assert alarmed <= {*run.token_columns.steps()}
+    page = rollout_page(run, "rollouts", 17, ("0", "0"))
+    assert page is not None
+    names = {each["name"].partition(".")[0] for each in page["quantities"]}
+    assert names >= {"logprobs", "policy_logprobs", "ratio", "clipped"}

@@ -110,11 +110,18 @@ def of_test(columns: str, at: int) -> str:
 
 
 def marked(function: str, marks: object) -> list[TextSpan]:
-    """Spans that a function priced, from the JSON in its column."""
+    """Spans that a function marked, from the JSON in its column; one of value 0 only shows what it read."""
     try:
         spans = json.loads(marks)["spans"] if isinstance(marks, str) else []
         return [
-            TextSpan(function=function, kind="mark", start=int(start), end=int(end), says="", value=number(value))
+            TextSpan(
+                function=function,
+                kind="mark",
+                start=int(start),
+                end=int(end),
+                says="" if value else "what it read",
+                value=number(value) if value else None,
+            )
             for start, end, value in spans
         ]
     except (ValueError, KeyError, TypeError, RecursionError):
