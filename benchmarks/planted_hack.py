@@ -25,7 +25,7 @@ KEPT = ROOT / "src" / "posttrain" / "assets" / "planted-hack"
 LEFT_OUT = shutil.ignore_patterns("checkpoints", "model", ".posttrain.lock")
 MOST_BYTES = 2_000_000
 FULL_STEPS = (1, 17, 20, 30)
-"""Steps whose likeliest tokens and token columns are kept: those of the alarms, the first and the best.  All take 4.4 MB."""
+"""Steps whose likeliest tokens and token columns are kept: those of alarms, the first and the best."""
 
 
 CLAIM = "!\n</think>"
