@@ -33,7 +33,12 @@ MAX_ROWS = 256
 PATIENCE_SECONDS = 30.0
 """How far a request may exceed its time limit before it counts as hanging: a step of the model takes its time."""
 CHUNK_SECONDS = 0.02
-"""Between two chunks of an answer: sending many more takes longer than a small model takes to sample them."""
+"""Chunks are sent at multiples of this, those of all answers in one pass: sending many more takes longer than a small
+model takes to sample them."""
+SMALL_BODY = 4096
+"""Bytes of a body that is read without a change of threads: each change may wait for the sampler's thread."""
+FEW_TEXTS = 512
+"""Tokens, with their alternatives, that are decoded without one."""
 MAX_REQUESTS = 1024
 """Requests of OpenAI's clients that are answered or wait."""
 
@@ -56,7 +61,7 @@ class Service:
         self.policy, self.renderer, self.name, self.seconds = self.engine.policy, renderer, name, seconds
         self.began = int(time.time())
         self.reading = asyncio.Lock()
-        """Held while a request is tokenised, which takes memory: one request at a time."""
+        """Held while a large request is tokenised, which takes memory: one at a time."""
 
     @property
     def engine(self) -> InProcessEngine:
@@ -124,12 +129,21 @@ class Service:
             self.model(body["model"])
         with ExitStack() as ending:
             ending.enter_context(self._place())
-            async with self.reading:
-                asked = await run_in_threadpool(read_completion_request, body, self.policy, self.renderer, chat=chat)
+            asked = await self._read(request, body, chat=chat)
             if asked.stream:
                 return await self._stream(request, asked, ending)
             sampled = await self.sampled(request, self.sampler.submit(*continuations_of(asked, self.policy)))
+            num_texts = sum(len(each.tokens) for each in sampled) * (1 + (asked.logprobs or 0))
+            if num_texts <= FEW_TEXTS:
+                return JSONResponse(self._whole(asked, sampled))
             return JSONResponse(await run_in_threadpool(self._whole, asked, sampled))
+
+    async def _read(self, request: Request, body: Json, *, chat: bool) -> CompletionRequest:
+        """The request, checked and tokenised."""
+        if int(request.headers.get("Content-Length", SMALL_BODY + 1)) <= SMALL_BODY:
+            return read_completion_request(body, self.policy, self.renderer, chat=chat)
+        async with self.reading:
+            return await run_in_threadpool(read_completion_request, body, self.policy, self.renderer, chat=chat)
 
     @contextmanager
     def _place(self) -> Iterator[None]:
@@ -202,10 +216,10 @@ class Service:
         under_way = [
             (each, StreamedChoice(index, asked, self.policy.tokenizer)) for index, each in enumerate(job.continuations)
         ]
-        sent_at = -CHUNK_SECONDS
+        sent_at = -CHUNK_SECONDS  # the first chunk is sent as soon as there is one
         while under_way:
             with refusing():
-                await asyncio.sleep(sent_at + CHUNK_SECONDS - time.monotonic())
+                await asyncio.sleep(after_pass(sent_at) - time.monotonic())
                 await self._wait_for(news, job)
             said = [chunk for each, choice in under_way if (chunk := self._next(choice, job, each)) is not None]
             under_way = [(each, choice) for each, choice in under_way if not choice.ended]
@@ -268,6 +282,11 @@ async def events(first: list[Json], others: AsyncIterator[list[Json]]) -> AsyncI
 def event_of(*contents: Json) -> bytes:
     """Events in ASCII: some clients end a line at other characters than line feeds."""
     return "".join(f"data: {json.dumps(each, separators=(',', ':'))}\n\n" for each in contents).encode("ascii")
+
+
+def after_pass(seconds: float) -> float:
+    """When the first pass after this time is."""
+    return (seconds // CHUNK_SECONDS + 1) * CHUNK_SECONDS if CHUNK_SECONDS else seconds
 
 
 @contextmanager
