@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 2 · The log-trick
 #
-# **Picking a token has no derivative. So how can a reward change the weights?**
+# **You cannot differentiate a random draw. So how can a reward change the weights?**
 #
 # *On 2 cores: 3 seconds.*
 #

@@ -37,11 +37,12 @@ plt.style.use("tableau-colorblind10")
 #
 # $$A_i = r_i - \bar r, \qquad \bar r = \frac{1}{G} \sum_j r_j.$$
 #
-# GRPO (Shao et al. 2024) also divides by the group's standard deviation $s$, so that all groups speak equally loud:
+# GRPO (Shao et al. 2024) also divides by the group's standard deviation $s$, so that every group has the same scale:
 #
 # $$A_i = \frac{r_i - \bar r}{s}.$$
 #
-# Every token of completion $i$ gets the same $A_i$. If all rewards are equal, all advantages are 0: the group is
+# Every token of completion $i$ gets the same $A_i$. A positive advantage makes its tokens likelier, a negative one makes
+# them less likely. If all rewards are equal, all advantages are 0: the group is
 # **silent**, it teaches nothing.
 #
 # ## By hand, and with the library
@@ -131,7 +132,7 @@ print(f"G = 8: the z-score weighs a prompt of p = .1 by {hard:.2f}, one of p = .
 assert hard > even
 
 # %% [markdown]
-# The z-score raises the voice of prompts that are nearly always or nearly never solved: it divides by $\sqrt{p(1-p)}$,
+# The z-score gives more weight to prompts that are nearly always or nearly never solved: it divides by $\sqrt{p(1-p)}$,
 # which is small there. One rare success counts more. (A group of two has only one z-score, ±1, so its line lies on the
 # true one.) Dr. GRPO (Liu et al. 2025) leaves the division out for this reason.
 #
@@ -255,7 +256,7 @@ for size in (2, 4, 8, 16, 32):
 # <details><summary>Answer</summary>
 #
 # It helps if prompts are paid on different scales: each then counts alike. It hurts with rewards of 0 and 1: prompts
-# that are nearly always solved get a loud voice for their last failures. It is also dangerous for rewards that differ
+# that are nearly always solved get a large weight for their last failures. It is also dangerous for rewards that differ
 # only by noise, since the noise is blown up to ±1.
 #
 # </details>

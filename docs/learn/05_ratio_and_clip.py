@@ -111,8 +111,9 @@ assert clipped_tokens(ratios.log(), advantages, clip=clip).tolist() == [True, Fa
 # ## The first update never clips
 #
 # With one update per batch $\rho = 1$ for all tokens. The clip does nothing, and the *value* of the loss is the
-# negative mean advantage: 0 for a centred group. Its gradient is not 0. A loss of 0 in the log is therefore not a sign
-# of an error.
+# negative mean advantage. It is 0 for a centred group if every completion has the same weight. With a mean over tokens
+# (DAPO) long completions weigh more, and the value is $-\sum_i A_i T_i / N$. The gradient is not 0 in either case. A
+# loss of 0 in the log is therefore not a sign of an error.
 
 # %%
 group = torch.tensor([0.875, -0.625, 0.875, -1.125], dtype=torch.float64)
@@ -216,8 +217,8 @@ if FULL:
 #
 # The ratio then measures the distance from the reference, which grows over the whole training and not only within a
 # step. Once it is outside of the clip, tokens that should become likelier have no gradient any more. The homework
-# writes it so; with a whole completion's ratio learning stops after a few updates
-# ([course.grpo_sequence_loss](../course.md) shows it).
+# writes it so, with the ratio of a whole completion. For $A > 0$ learning then soon stops; for $A < 0$ nothing bounds the
+# ratio, and the gradient can explode ([mistake 12](mistakes/12.md) shows it).
 #
 # </details>
 #
@@ -234,8 +235,8 @@ if FULL:
 #
 # <details><summary>Answer</summary>
 #
-# No. With centred advantages and $\rho = 1$ the value is $-\frac{1}{N}\sum A = 0$. Look at the gradient norm and at the
-# reward.
+# No. With centred advantages, $\rho = 1$ and equal weights of the completions, the value is $-\frac{1}{G}\sum A = 0$.
+# Look at the gradient norm and at the reward.
 #
 # </details>
 

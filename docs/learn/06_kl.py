@@ -212,7 +212,7 @@ if FULL:
 
 # %%
 same = calc_kl_penalty(logprobs[None, None], logprobs[None, None], kl_coef=0.04)
-print(f"KL of a model to itself: {same.item():.1f}, so this penalty holds nothing")
+print(f"KL of a model to itself: {same.item():.1f}, so this penalty has no effect")
 assert same.item() == 0
 
 # %% [markdown]

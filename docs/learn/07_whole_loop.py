@@ -128,7 +128,7 @@ assert apart < 0.1 * moved
 # ## Experiment: what does Countdown teach?
 #
 # Now twenty steps, on answers of up to 160 tokens, with a small KL term. A right answer earns 1, anything else 0.
-# Beside it runs a **control**: the same training with the rewards of each step dealt out at random among its
+# Beside it runs a **control**: the same training, with the rewards of each step shuffled among its
 # completions. It gets as many rewards, and none where it was earned. If the control improved too, the gain would not
 # come from the reward.
 
@@ -164,13 +164,13 @@ def told(results):
 
 
 print(f"{HELD_OUT} problems that were never trained on, {SAMPLES} answers each")
-print(f"right answers before:            {told(before)}")
-print(f"right answers after:             {told(after)}")
-print(f"after training on dealt rewards: {told(control_after)}")
+print(f"right answers before:             {told(before)}")
+print(f"right answers after:              {told(after)}")
+print(f"after training, shuffled rewards: {told(control_after)}")
 
 figure, axes = plt.subplots(figsize=(6, 3.3))
 axes.plot(range(1, NUM_STEPS + 1), learned, "-", linewidth=2, label="paid for right answers")
-axes.plot(range(1, NUM_STEPS + 1), control, "--", linewidth=2, label="control: the same rewards, dealt out at random")
+axes.plot(range(1, NUM_STEPS + 1), control, "--", linewidth=2, label="control: the same rewards, shuffled")
 axes.set_xlabel("step")
 axes.set_ylabel("mean reward of the step")
 axes.legend()
@@ -182,7 +182,7 @@ if FULL:
     assert control_after["accuracy_sampled"] < before["accuracy_sampled_interval"][1]
 
 # %% [markdown]
-# The intervals of before and after do not touch. The control got worse: rewards at random are not harmless. (One seed.)
+# The intervals of before and after do not touch. In this run the control did not improve. (One seed.)
 #
 # ## Habit or skill?
 #
@@ -233,8 +233,8 @@ if FULL:
 #
 # <details><summary>Answer</summary>
 #
-# Lesson 4: with a mean per completion, a token of a long search weighs less than one of a lucky guess. Then searching
-# is learned more slowly, and being wrong at length is cheap.
+# Lesson 4: with a mean per completion, a token of a long search weighs less than one of a lucky guess. A long wrong
+# answer then costs no more than a short one.
 #
 # </details>
 #

@@ -224,7 +224,7 @@ axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# The new head says almost the same everywhere. The more it is trained, the better it follows the dots. Where line and
+# The new head starts at 0 everywhere. The more it is trained, the better it follows the dots. Where line and
 # dots differ, a wrong value gives a wrong advantage.
 
 # %% [markdown]
@@ -287,12 +287,9 @@ axes.legend(title="value head after", frameon=False)
 plt.show()
 
 # %% [markdown]
-# λ = 1 has no bias at all, however bad the head is, and the most noise. λ = 0 has no noise here: once the token is
-# chosen, both values are fixed numbers. In return it has all of the head's errors. Training the head lowers the bias
-# of every λ: a better head makes a small λ cheaper.
-#
-# Neither end is right in general. Short completions with a clear reward can afford λ = 1. Long ones with a good critic
-# gain from λ below 1.
+# λ = 1 has no bias by construction: the values cancel, and estimate and truth use the same futures. It has the most
+# noise. λ = 0 has no noise here: once the token is chosen, both values are fixed numbers. In return it has all of the
+# head's errors. Training the head lowers the bias of every λ below 1: a better head makes a small λ cheaper.
 
 # %% [markdown]
 # ## PPO and GRPO on one answer
@@ -401,7 +398,8 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # <details><summary>Answer</summary>
 #
-# Nothing: without a gradient its weights never move. This is trap 2 of the mistake laboratory.
+# Nothing: the value loss has no gradient. In the course's notebook no other part of the loss has one, so `backward()`
+# raises an error. [What the courses get wrong](../course.md) has the row (`compute_advantages`).
 #
 # </details>
 #

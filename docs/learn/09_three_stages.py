@@ -6,9 +6,11 @@
 #
 # *On 2 cores: 40 seconds.*
 #
-# This is how assistants are made: demonstrations, then a reward model learned from comparisons, then PPO against it. We
-# do all three in less than a minute, with a twist. We know what is really wanted, and the judge has a flaw. So we can
-# watch the learned reward and the true reward part.
+# A base model predicts the next token. That is not enough for an assistant: a likely next text need not be a helpful
+# one. Reinforcement learning from human feedback (**RLHF**) fills this gap: people compare texts, a reward model learns
+# their choices, and the policy is trained to earn that reward. Demonstrations come first, so that there is something to
+# compare. We do all three stages in less than a minute, with a twist. We know what is really wanted, and the judge has a flaw. So we can
+# watch the learned reward and the true reward drift apart.
 #
 # Wanted are **short sentences**: the true reward counts full stops that end a sentence. The judge is careless and
 # counts every full stop. To her, `Dr.`, `U.S.` and `...` look just as good.
@@ -16,6 +18,7 @@
 # %%
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -203,7 +206,7 @@ names = {"learned": "learned reward (paid)", "sentences": "sentences (wanted)", 
 figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
 for (name, label), style in zip(names.items(), ("-", "--", ":"), strict=True):
     axes.plot(range(1, STEPS + 1), [each[f"rewards/{name}/mean"] for each in history], style, label=label)
-axes.set(xlabel="step of PPO", title="What is paid, what is judged, what is wanted")
+axes.set(xlabel="step of PPO", title="Learned, judged and true reward")
 axes.legend(frameon=False)
 plt.show()
 for text in sampled(policy, OPENINGS, seed=0, samples=1).values():
@@ -233,7 +236,7 @@ short_cut = posttrain.train_dpo(
         posttrain.DpoConfig,
         "dpo",
         model={"path": imitator},
-        dpo={"learning_rate": 2e-4, "num_epochs": 2, "pairs_per_batch": 32, "beta": 0.1, "nll_weight": 0.2},
+        dpo={"learning_rate": 2e-4, "num_epochs": 2, "pairs_per_batch": 32, "beta": 0.1},
     ),
     rows=pairs,
     held_out_rows=unseen,
@@ -241,21 +244,30 @@ short_cut = posttrain.train_dpo(
 table["2+3 DPO"] = means(str(short_cut.model_folder))
 
 
+@cache
+def loaded_model(path):
+    return load_policy(ModelOptions(path=path), inference=True)
+
+
 def logprob(model, row, column):
     """log π of an answer with its stop token."""
-    loaded = load_policy(ModelOptions(path=model), inference=True)
+    loaded = loaded_model(model)
     prompt = loaded.tokenizer.encode(row["prompt"])
     answer = [*loaded.tokenizer.encode(row[column]), loaded.stop_ids[0]]
     return loaded.completion_logprobs(Completions([prompt], [answer], [0])).sum()
 
 
-one, trained = unseen[0], str(short_cut.model_folder)
-gap = (logprob(trained, one, "chosen") - logprob(imitator, one, "chosen")) - (
-    logprob(trained, one, "rejected") - logprob(imitator, one, "rejected")
-)
-loss = -F.logsigmoid(0.1 * gap)
-assert torch.isclose(loss, sigmoid(gap[None], beta=0.1)[0])
-print(f"one of the held-out pairs: h = {gap:.2f} nats, loss {loss:.3f} by hand and by the library")
+trained = str(short_cut.model_folder)
+gained = {
+    column: torch.stack([logprob(trained, row, column) - logprob(imitator, row, column) for row in unseen[:32]])
+    for column in ("chosen", "rejected")
+}
+gaps = gained["chosen"] - gained["rejected"]
+losses = -F.logsigmoid(0.1 * gaps)
+assert torch.allclose(losses, sigmoid(gaps, beta=0.1))
+print(f"{len(gaps)} held-out pairs: {(gaps > 0).float().mean():.0%} in order")
+print(f"mean loss {losses.mean():.3f} by hand and by the library (0.693 before training)")
+print("mean change of log π:", ", ".join(f"{name} {each.mean():+.2f} nats" for name, each in gained.items()))
 
 # %%
 print(f"{'':18} sentences  full stops")

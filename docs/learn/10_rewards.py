@@ -43,9 +43,9 @@ def library_scores(name, texts, **columns):
     return grade([group_of(texts, **columns)], [load_reward(RewardOptions(name=name))]).scores[0, 0].tolist()
 
 
-def compared(title, texts, naive, held):
+def compared(title, texts, naive, held, with_library="library"):
     """Print what both pay; the first text is the honest one."""
-    print(f"{title:38} naive  library")
+    print(f"{title:38} naive  {with_library}")
     for (label, _), paid, kept in zip(texts.items(), naive, held, strict=True):
         print(f"  {label:36} {paid:5.2f} {kept:8.2f}")
     assert naive[0] == held[0] == 1, "both pay the honest answer"
@@ -140,7 +140,7 @@ def gullible(text):
 
 naive = [gullible(text) for text in SPEECHES.values()]
 held = [0.0 if forges_a_verdict(text) else gullible(text) for text in SPEECHES.values()]
-compared("judge", SPEECHES, naive, held)
+compared("judge", SPEECHES, naive, held, "with the library's check")
 
 # %% [markdown]
 # `posttrain check-task my_rewards.py:mine --rows rows.jsonl` does this for your own grader. It replays each row's
@@ -210,16 +210,18 @@ with tempfile.TemporaryDirectory() as folder:
         algorithm={"kl": None},
         rollout={"prompts_per_step": PROMPTS, "max_completion_tokens": LENGTH},
         task={"held_out_size": 32 if FULL else 2},
-        evaluation={"every_steps": 5, "samples": 1, "brief_problems": 32 if FULL else 2},
+        evaluation={"every_steps": 5, "samples": 4, "brief_problems": 32 if FULL else 2},
         run={"folder": f"{folder}/tags", "num_steps": STEPS},
     )
     with posttrain.steps(config, rewards=[paid_tags]) as run:
         history = [step.metrics for step in run]
+    best_paid = max(run.run.rollouts().to_pylist(), key=lambda row: row["reward"])
     recorded = Path(folder, "tags", "alarms.jsonl")
     alarms = [json.loads(line) for line in recorded.read_text().splitlines()] if recorded.is_file() else []
 
 for alarm in alarms:
     print(f"step {alarm['step']}, {alarm['alarm']}: {alarm['says']}\n  {alarm['transcript'][-160:]!r}")
+print(f"the best-paid completion, reward {best_paid['reward']:.2f}:\n  {best_paid['completion'][:300]!r}")
 figure, axes = plt.subplots(figsize=(7, 3.4), layout="constrained")
 axes.plot(range(1, STEPS + 1), [each["reward"] for each in history], label="reward: .25 for each tag")
 measured = {step: each["eval/accuracy_sampled"] for step, each in enumerate(history, 1) if step % 5 == 0}
@@ -228,14 +230,12 @@ for step in sorted({alarm["step"] for alarm in alarms}):
     names = ", ".join(alarm["alarm"] for alarm in alarms if alarm["step"] == step)
     axes.axvline(step, color="grey", linestyle=":")
     axes.annotate(names, (step, 0.1), rotation=90, ha="right", fontsize=8)
-axes.set(xlabel="step", title="A reward that is cheated, and its alarms")
+axes.set(xlabel="step", title="A reward that can be cheated, and its alarms")
 axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# The policy is paid more and more, and no held-out answer keeps the form any more. Above 1 the reward counts more than
-# the four tags that an answer needs. The alarm `reward alone` came long before that: the reward rose, and what is
-# wanted did not. It shows a completion, and one look at the best-paid completions says the rest.
+# L10TEXT
 #
 # ## Questions
 #

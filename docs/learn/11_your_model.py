@@ -3,7 +3,7 @@
 #
 # **You have a model, a list of questions and a rule for good answers. How do you train the model on them?**
 #
-# *On 2 cores: 40 seconds.*
+# *On 2 cores: 1 minute.*
 #
 # This is a course's homework from end to end. A small instruct model gets a sum and is asked to answer in a form: its
 # thoughts in tags, then its answer in tags, each on lines of their own. It knows sums. It prefers prose. The reward
@@ -14,6 +14,8 @@ import os
 import random
 import re
 import tempfile
+from contextlib import redirect_stdout
+from io import StringIO
 
 import matplotlib.pyplot as plt
 import torch
@@ -29,6 +31,7 @@ from posttrain.rewards.shaping import line_format
 FULL = not os.environ.get("POSTTRAIN_TINY")
 STEPS, QUESTIONS = (25, 32) if FULL else (1, 2)
 LENGTH = 128 if FULL else 24
+SEEDS = (0, 1, 2) if FULL else (0,)  # of the control
 plt.style.use("tableau-colorblind10")
 
 # %% [markdown]
@@ -207,8 +210,8 @@ axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# The form is learned, and it carries over to questions that were never asked in training. Look at the
-# dashed line: in the middle of the run some sums go wrong, and then they come back. Nothing pays for them.
+# The form is learned, and it carries over to questions that were never asked in training. The dashed line shows the
+# right sums of the same answers. Nothing pays for them. (One seed.)
 #
 # The run's folder has `adapter/`, which loads in PEFT, and `model/`, with the adapter merged, which loads anywhere.
 # With a model of your own, `model={"path": "Qwen/Qwen2.5-0.5B-Instruct", "adapter": {"rank": 16}}` is the only change.
@@ -217,38 +220,50 @@ plt.show()
 #
 # ## Experiment: the control
 #
-# Would any reward do? We deal the rewards of each step out at random among its answers. The policy gets as much reward
-# as before, and it says nothing.
+# Would any reward do? In the control the rewards of each step are shuffled among its answers. The answers of a step
+# earn as much as before, but the reward says nothing about a single answer. We train the control with three seeds.
 
 
 # %%
-dealer = random.Random(0)
+def control(seed):
+    """Held-out results of a run whose rewards are shuffled."""
+    dealer = random.Random(seed)
+
+    def shuffled(completions, **columns):
+        paid = in_form(completions)
+        dealer.shuffle(paid)
+        return paid
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = posttrain.load_recipe(
+            "format-adherence-tiny",
+            task={"name": "dataset"},
+            rollout={"prompts_per_step": 32 if FULL else 2, "max_completion_tokens": LENGTH},
+            evaluation={"every_steps": 0},
+            run={"folder": f"{folder}/control", "num_steps": STEPS, "seed": seed},
+        )
+        measured = posttrain.reward_function(in_form, weight=0.0)
+        return posttrain.train(config, rows=rows, held_out_rows=held_out, rewards=[measured, shuffled]).summary
 
 
-def shuffled(completions, **columns):
-    """The same rewards in a random order."""
-    paid = in_form(completions)
-    dealer.shuffle(paid)
-    return paid
+def told(results):
+    """Accuracy with its 95 % interval."""
+    low, high = results["accuracy_sampled_interval"]
+    return f"{results['accuracy_sampled']:.2f} [{low:.2f}, {high:.2f}]"
 
 
-with tempfile.TemporaryDirectory() as folder:
-    config = posttrain.load_recipe(
-        "format-adherence-tiny",
-        task={"name": "dataset"},
-        rollout={"prompts_per_step": 32 if FULL else 2, "max_completion_tokens": LENGTH},
-        evaluation={"every_steps": 0},
-        run={"folder": f"{folder}/control", "num_steps": STEPS},
-    )
-    control = posttrain.train(
-        config, rows=rows, held_out_rows=held_out, rewards=[posttrain.reward_function(in_form, weight=0.0), shuffled]
-    ).summary
-print("in the form, sampled, after training")
-print(f"paid for the form:  {summary['after']['accuracy_sampled']:.2f}")
-print(f"paid at random:     {control['after']['accuracy_sampled']:.2f}")
+with redirect_stdout(StringIO()):
+    controls = {seed: control(seed) for seed in SEEDS}
+print("in the form, sampled       before             after")
+print(f"paid for the form          {told(summary['before'])}  {told(summary['after'])}")
+for seed, results in controls.items():
+    print(f"shuffled rewards, seed {seed}   {told(results['before'])}  {told(results['after'])}")
+if FULL:
+    after_controls = [results["after"]["accuracy_sampled"] for results in controls.values()]
+    assert max(after_controls) < 0.6 < summary["after"]["accuracy_sampled_interval"][0]
 
 # %% [markdown]
-# The control is where it began. So it is the reward that teaches, and not the training as such.
+# CONTROLTEXT
 #
 # ## Questions
 #

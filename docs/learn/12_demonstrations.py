@@ -78,7 +78,7 @@ icy, dry = IcyGridWorld(4, slip=0.3), IcyGridWorld(4, slip=0.0)
 #
 # ## By hand
 #
-# Torch differentiates through the sweeps. We check that its gradient is the difference of features.
+# Torch differentiates through all sweeps of the Bellman equation. We check that its gradient is the difference of features.
 
 # %%
 PENALTY = 1e-4  # (PENALTY / 2) |θ|², so that no weight runs away
@@ -313,8 +313,8 @@ axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# All three get closer with more evidence. A demonstration says more than a comparison: it is a whole walk of good
-# choices, and a comparison is one bit. The weights of both add up without a knob, since both are likelihoods of the
+# All three get closer with more evidence. Here a demonstration says more than a comparison: it is a whole walk of good
+# choices, and a comparison is one bit about two careless walks. The weights of both add up without a knob, since both are likelihoods of the
 # same model.
 #
 # ## Questions

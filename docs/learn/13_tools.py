@@ -127,7 +127,7 @@ print(f"{len(by_hand)} log-probs: by hand, while sampling and in the update, all
 given = all_logprobs[~mask]
 if len(given):
     print(f"the policy's own tokens: {by_hand.mean():.2f} nats on average")
-    print(f"the tool's tokens:       {given.mean():.2f} nats on average, {given.exp().mean():.0%} of what it expected")
+    print(f"the tool's tokens:       {given.mean():.2f} nats on average, the policy gives them probability {given.exp().mean():.2f}")
 
 # %% [markdown]
 # ## Experiment: does the tool help, and why?
@@ -190,7 +190,7 @@ plt.show()
 # %% [markdown]
 # The bundled model already computes well. The calculator removes slips, and yet the model solves no more: what it lacks
 # is a better search, not better arithmetic. The control shows that it does read the replies. With random results it
-# solves less, and the rest are answers that it would have given anyway.
+# solves less.
 #
 # So before you add a tool, measure what is missing. Without the control we could not have said whether the model reads
 # its tool at all.

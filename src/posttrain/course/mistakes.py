@@ -4,7 +4,8 @@ Numbers are those of docs/learn/mistakes/.  The trainer has the mistakes as swit
 grader that replaces the exercise's own.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from posttrain.course import exercises
 from posttrain.course.exercises import Exercise, Grader
 from posttrain.course.trainer import MeasuredStep, train
 from posttrain.errors import UserError
+from posttrain.generation.parity import EXACT_NATS
+from posttrain.runs.alarms import GAP, GAP_LIMIT, Line, alarms
 from posttrain.runs.curves import BLUE, ORANGE
 from posttrain.runs.files import save_figure
 
@@ -27,7 +30,7 @@ class CourseMistake:
     pays: Grader | None = None
     """The reward with the mistake, where the mistake is in the reward."""
     told_by: str
-    """The metric, alarm or message of this library that reveals it."""
+    """The metric or message of this library that reveals it; `raised_alarms` computes its alarms."""
 
 
 MISTAKES = {
@@ -44,7 +47,7 @@ MISTAKES = {
     3: CourseMistake(
         title="the prompt's length is used as an index into a left-padded row",
         exercise=exercises.PROSE,
-        told_by="`sampling/sampling_logp_difference/mean` and the alarm `sampler gap`, at the first step",
+        told_by="`sampling/sampling_logp_difference/mean`, at the first step",
     ),
     4: CourseMistake(
         title="the reference is the policy: disable_adapter() is called and not entered",
@@ -59,7 +62,7 @@ MISTAKES = {
     7: CourseMistake(
         title="the completion is decoded, stripped and tokenised again, with the prompt",
         exercise=exercises.PROSE,
-        told_by="`sampling/sampling_logp_difference/mean` and the alarm `sampler gap`, at the first step",
+        told_by="`sampling/sampling_logp_difference/mean`, at the first step",
     ),
     8: CourseMistake(
         title="the mask `ids != pad` hides the stop token, which is the padding too",
@@ -76,24 +79,25 @@ MISTAKES = {
         title='the prompt says "some of the numbers", the grader wants all of them',
         exercise=exercises.COUNTDOWN_OF_SOME,
         pays=exercises.solved,
-        told_by="the alarm `same reward`, and `posttrain check-task`, which tries right answers before the run",
+        told_by="`reward` is 0 at every step.  `posttrain check-task` tries right answers before the run",
     ),
     11: CourseMistake(
         title="numbers are checked by membership, so one number may be used many times",
         exercise=exercises.COUNTDOWN,
         pays=exercises.solved_by_membership,
-        told_by="held-out accuracy below `reward`: the alarm `reward alone`, and `posttrain check-task` before the run",
+        told_by="`reward` above the accuracy by a correct grader.  `posttrain check-task` tries such answers before"
+        " the run",
     ),
     12: CourseMistake(
         title="the ratio is to the reference, and is clipped there",
         exercise=exercises.FORM,
-        told_by="`clip_ratio/region_mean` rises, and a gradient that is not finite stops the run",
+        told_by="`loss` grows, and a gradient that is not finite stops the run",
     ),
     13: CourseMistake(
         title="the format's pattern ends in `$` under MULTILINE",
         exercise=exercises.FORM_AND_LENGTH,
         pays=exercises.long_in_form_or_beyond,
-        told_by="held-out accuracy below `reward`: the alarm `reward alone`, and `posttrain check-task` before the run",
+        told_by="`reward` above the score of a correct grader.  `posttrain check-task` tries such answers before the run",
     ),
 }
 IGNORED_LABELS = 5
@@ -135,6 +139,39 @@ def trial_table(trial: Trial) -> str:
     if len(trial.wrong) < len(trial.right):
         lines.append(f"The mistaken run ends at step {len(trial.wrong)}: its gradient is not a finite number.")
     return "\n".join(lines)
+
+
+def raised_alarms(steps: Sequence[MeasuredStep], *, honest: bool = False) -> dict[str, int]:
+    """Alarms that a run of this library raises on these numbers, each with its first step.
+
+    `honest`: the correct grader's mean serves as held-out accuracy.  The trainer measures only the mean gap of
+    log-probs, so it serves as the largest one; rewards are not negative, so a mean of 0 says that they are equal.
+    """
+    history: list[Line] = []
+    raised: dict[str, int] = {}
+    for number, each in enumerate(steps, 1):
+        equal = each.reward == 0
+        line: dict[str, int | float | None] = {
+            "step": number,
+            "reward": each.reward,
+            "rewards/paid/mean": each.reward,
+            "rewards/paid/std": float(not equal),
+            "frac_uninformative_groups": float(equal),
+            "completions/mean_length": each.length,
+            "completions/clipped_ratio": each.cut_off,
+            GAP: each.logprob_gap,
+            GAP_LIMIT: EXACT_NATS,
+        }
+        if honest:
+            interval = {"eval/accuracy_sampled_low": -math.inf, "eval/accuracy_sampled_high": math.inf}
+            line |= {"eval/accuracy_sampled": each.honest_reward, **interval}
+        history.append(line)
+        raised = {alarm.name: number for alarm in alarms(history, {})} | raised
+    return raised
+
+
+def shown_alarms(raised: Mapping[str, int]) -> str:
+    return ", ".join(f"`{name}` at step {step}" for name, step in raised.items()) or "none"
 
 
 def shown_number(value: float) -> str:

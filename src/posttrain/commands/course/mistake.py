@@ -38,7 +38,16 @@ def main(arguments: Sequence[str]) -> int:
     picture = picture_file(switches.picture or f"mistake-{number}.png")
     import torch
 
-    from posttrain.course.mistakes import IGNORED_LABELS, MISTAKES, draw_trial, ignored_labels, trial_table, try_mistake
+    from posttrain.course.mistakes import (
+        IGNORED_LABELS,
+        MISTAKES,
+        draw_trial,
+        ignored_labels,
+        raised_alarms,
+        shown_alarms,
+        trial_table,
+        try_mistake,
+    )
 
     torch.set_num_threads(1)
     if number == IGNORED_LABELS:
@@ -47,6 +56,8 @@ def main(arguments: Sequence[str]) -> int:
     trial = try_mistake(number, num_steps=switches.steps)
     mistake = MISTAKES[number]
     print(f"Mistake {number}: {mistake.title}\n\n{trial_table(trial)}\n\nWhat tells: {mistake.told_by}.")
+    raised = raised_alarms(trial.wrong, honest=mistake.pays is not None)
+    print(f"Alarms that the mistaken run would raise: {shown_alarms(raised)}.")
     draw_trial(trial, picture, title=f"Mistake {number}: {mistake.title}")
     print(f"picture: {picture}")
     return 0
