@@ -213,10 +213,11 @@ for text in sampled(policy, OPENINGS, seed=0, samples=1).values():
     print(f"true {sentences(text)[0]:.0f}, judge {careless(text[0])}: {text[0]!r}")
 
 # %% [markdown]
-# In the first ten steps all three lines rise together: more full stops are mostly more sentences. Then the distance
-# between judged and wanted grows, and the extra full stops are `Dr.` and `Prof.`. Nothing in the learned reward says
-# so. A stronger policy, or one without the KL, would go further down this road:
-# [over-optimisation](../experiments/over_optimisation.md) measures it.
+# At the start all three lines rise: more full stops are mostly more sentences. The distance between judged and wanted
+# grows too. `full stops: abbreviation` in the log counts those that end no sentence. Nothing in the learned reward says
+# so. [Over-optimisation](../experiments/over_optimisation.md) measures how far this goes with other rewards and KLs.
+#
+# The log's alarm `length` is no sign of the flaw: the limit here is 20 tokens, and more texts reach it.
 #
 # ## The short cut: DPO
 #
@@ -273,14 +274,23 @@ print("mean change of log π:", ", ".join(f"{name} {each.mean():+.2f} nats" for 
 print(f"{'':18} sentences  full stops")
 for name, (wanted, counted) in table.items():
     print(f"{name:18} {wanted:9.2f} {counted:11.2f}")
+if FULL:
+    wanted_before, counted_before = table["1 demonstrations"]
+    for wanted, counted in (table["3 PPO"], table["2+3 DPO"]):
+        assert wanted > wanted_before + 0.3
+        assert counted - wanted > counted_before - wanted_before + 0.1
+    assert gained["rejected"].mean() < gained["chosen"].mean() < 0
 
 # %% [markdown]
-# Both ways more than repeat the demonstrations, and both inherit the flaw: full stops rise faster than sentences. DPO
-# needs no reward model and no sampling. It stays with the texts that it was given, so here it gains less and cheats
-# less. PPO looks for new texts, and finds the flaw sooner.
+# Both ways write more sentences than the demonstrations, and both inherit the flaw: full stops rise faster than
+# sentences. DPO needs no reward model and no sampling. In this run it gains nearly as much as PPO and cheats less. That
+# is one seed, and the two differ in more than the method: β is .05 on scaled rewards for PPO and .1 for DPO, and PPO
+# saw 40 × 64 samples, DPO 26 × 32 pairs.
 #
-# One more look at DPO's log above: the log-prob of the *chosen* answers fell too. The loss only asks for the
-# difference.
+# DPO learns from pairs that exist before training. GRPO (lesson 4) needs no pairs: it samples and scores its own
+# answers, with a rule or with a reward model like the one above.
+#
+# One more look at DPO's numbers: the log-prob of the *chosen* answers fell too. The loss only asks for the difference.
 #
 # ## Questions
 #
@@ -327,7 +337,7 @@ for name, (wanted, counted) in table.items():
 #
 # <details><summary>Answer</summary>
 #
-# None of the learned ones: the learned reward rises throughout. Fresh human judgments of the policy's texts would. So
+# None of the learned ones: the learned reward rises and then stays high. Fresh human judgments of the policy's texts would. So
 # would the KL: the reward model is trained on the imitator's texts and knows little about texts that are many nats
 # away.
 #
