@@ -230,12 +230,17 @@ for step in sorted({alarm["step"] for alarm in alarms}):
     names = ", ".join(alarm["alarm"] for alarm in alarms if alarm["step"] == step)
     axes.axvline(step, color="grey", linestyle=":")
     axes.annotate(names, (step, 0.1), rotation=90, ha="right", fontsize=8)
+if FULL:
+    assert history[-1]["reward"] > 1 and best_paid["reward"] > 1
+    assert measured[STEPS] < 0.1
 axes.set(xlabel="step", title="A reward that can be cheated, and its alarms")
 axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# L10TEXT
+# The policy is paid more and more. A reward above 1 means more than the four tags that an answer needs. The held-out
+# answers do not follow: hardly any of them keeps the form at the end. The alarms name this from the metrics, and each
+# shows one completion of its step, which may be an honest one. The best-paid completion shows what is really paid.
 #
 # ## Questions
 #

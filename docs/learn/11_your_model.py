@@ -263,7 +263,8 @@ if FULL:
     assert max(after_controls) < 0.6 < summary["after"]["accuracy_sampled_interval"][0]
 
 # %% [markdown]
-# CONTROLTEXT
+# Shuffled rewards move the policy too: each step pushes it in a random direction. No control comes near the run that is
+# paid for the form. So it is the reward that teaches, and not the training as such.
 #
 # ## Questions
 #

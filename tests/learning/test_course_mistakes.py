@@ -11,7 +11,7 @@ import torch
 from posttrain import cli
 from posttrain.course import exercises, mistakes
 from posttrain.course.exercises import Exercise, ExerciseQuestion, solved, solved_by_membership, solved_with_some
-from posttrain.course.mistakes import MISTAKES, ignored_labels, try_mistake
+from posttrain.course.mistakes import MISTAKES, ignored_labels, raised_alarms, try_mistake
 from posttrain.course.trainer import MeasuredStep, rows_taken, sample_step, train
 
 STEPS = 3
@@ -121,6 +121,24 @@ def test_13_pays_for_text_behind_the_answer() -> None:
     assert exercises.long_in_form(question, form) == exercises.long_in_form_or_beyond(question, form) == 1
     assert exercises.long_in_form(question, behind) == 0
     assert exercises.long_in_form_or_beyond(question, behind) > 1.9
+
+
+def measured(reward: float, honest: float, *, cut_off: float = 0.0, gap: float = 0.0) -> MeasuredStep:
+    numbers = {"kl": 0.0, "true_kl": 0.0, "length": 20.0, "grad_norm": 1.0, "loss": 0.0}
+    return MeasuredStep(reward=reward, honest_reward=honest, cut_off=cut_off, logprob_gap=gap, **numbers)
+
+
+def test_alarms_of_a_mistaken_run_are_those_of_the_library_on_its_numbers() -> None:
+    steps = range(20)
+    assert raised_alarms([measured(0.5, 0.5, gap=1e-4)] * 20) == {}
+    assert raised_alarms([measured(0.5, 0.5, gap=2e-3)] * 20) == {"sampler gap": 1}
+    assert raised_alarms([measured(0.0, 0.2)] * 12) == {"same reward": 1, "no signal": 10}
+    assert raised_alarms([measured(0.5, 0.5, cut_off=0.4 * (step == 7)) for step in steps]) == {"length": 8}
+    beyond = [measured(0.1 + step / 25, 0.1) for step in steps]
+    assert raised_alarms(beyond, honest=True).keys() == {"reward alone"}
+    assert raised_alarms(beyond) == {}
+    both_rise = [measured(0.1 + step / 25, 0.1 + step / 50) for step in steps]
+    assert raised_alarms(both_rise, honest=True) == {}
 
 
 def test_the_command_trains_both_prints_what_tells_and_draws(
