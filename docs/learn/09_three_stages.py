@@ -337,8 +337,8 @@ if FULL:
 #
 # <details><summary>Answer</summary>
 #
-# None of the learned ones: the learned reward rises and then stays high. Fresh human judgments of the policy's texts would. So
-# would the KL: the reward model is trained on the imitator's texts and knows little about texts that are many nats
+# None of the learned ones: the learned reward rises and then stays high. Fresh human judgments of the
+# policy's texts would. So would the KL: the reward model is trained on the imitator's texts and knows little about texts that are many nats
 # away.
 #
 # </details>

@@ -166,7 +166,7 @@ def raised_alarms(steps: Sequence[MeasuredStep], *, honest: bool = False) -> dic
             interval = {"eval/accuracy_sampled_low": -math.inf, "eval/accuracy_sampled_high": math.inf}
             line |= {"eval/accuracy_sampled": each.honest_reward, **interval}
         history.append(line)
-        raised = {alarm.name: number for alarm in alarms(history, {})} | raised
+        raised |= {alarm.name: number for alarm in alarms(history, {}) if alarm.name not in raised}
     return raised
 
 
