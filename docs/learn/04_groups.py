@@ -41,9 +41,8 @@ plt.style.use("tableau-colorblind10")
 #
 # $$A_i = \frac{r_i - \bar r}{s}.$$
 #
-# Every token of completion $i$ gets the same $A_i$. A positive advantage makes its tokens likelier, a negative one makes
-# them less likely. If all rewards are equal, all advantages are 0: the group is
-# **silent**, it teaches nothing.
+# Every token of completion $i$ gets the same $A_i$. A positive advantage makes its tokens likelier, a negative one
+# makes them less likely. If all rewards are equal, all advantages are 0: the group is **silent**, it teaches nothing.
 #
 # ## By hand, and with the library
 

@@ -217,8 +217,8 @@ if FULL:
 #
 # The ratio then measures the distance from the reference, which grows over the whole training and not only within a
 # step. Once it is outside of the clip, tokens that should become likelier have no gradient any more. The homework
-# writes it so, with the ratio of a whole completion. For $A > 0$ learning then soon stops; for $A < 0$ nothing bounds the
-# ratio, and the gradient can explode ([mistake 12](mistakes/12.md) shows it).
+# writes it so, with the ratio of a whole completion. For $A > 0$ learning then soon stops; for $A < 0$ nothing bounds
+# the ratio, and the gradient can explode ([mistake 12](mistakes/12.md) shows it).
 #
 # </details>
 #

@@ -9,8 +9,8 @@
 # A base model predicts the next token. That is not enough for an assistant: a likely next text need not be a helpful
 # one. Reinforcement learning from human feedback (**RLHF**) fills this gap: people compare texts, a reward model learns
 # their choices, and the policy is trained to earn that reward. Demonstrations come first, so that there is something to
-# compare. We do all three stages in less than a minute, with a twist. We know what is really wanted, and the judge has a flaw. So we can
-# watch the learned reward and the true reward drift apart.
+# compare. We do all three stages in less than a minute, with a twist. We know what is really wanted, and the judge has
+# a flaw. So we can watch the learned reward and the true reward drift apart.
 #
 # Wanted are **short sentences**: the true reward counts full stops that end a sentence. The judge is careless and
 # counts every full stop. To her, `Dr.`, `U.S.` and `...` look just as good.
@@ -337,8 +337,8 @@ if FULL:
 #
 # <details><summary>Answer</summary>
 #
-# None of the learned ones: the learned reward rises and then stays high. Fresh human judgments of the
-# policy's texts would. So would the KL: the reward model is trained on the imitator's texts and knows little about texts that are many nats
-# away.
+# None of the learned ones: the learned reward rises and then stays high. Fresh human judgments of the policy's texts
+# would. So would the KL: the reward model is trained on the imitator's texts and knows little about texts that are many
+# nats away.
 #
 # </details>

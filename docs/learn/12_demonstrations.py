@@ -78,7 +78,8 @@ icy, dry = IcyGridWorld(4, slip=0.3), IcyGridWorld(4, slip=0.0)
 #
 # ## By hand
 #
-# Torch differentiates through all sweeps of the Bellman equation. We check that its gradient is the difference of features.
+# Torch differentiates through all sweeps of the Bellman equation. We check that its gradient is the difference of
+# features.
 
 # %%
 PENALTY = 1e-4  # (PENALTY / 2) |θ|², so that no weight runs away
@@ -314,8 +315,8 @@ plt.show()
 
 # %% [markdown]
 # All three get closer with more evidence. Here a demonstration says more than a comparison: it is a whole walk of good
-# choices, and a comparison is one bit about two careless walks. The weights of both add up without a knob, since both are likelihoods of the
-# same model.
+# choices, and a comparison is one bit about two careless walks. The weights of both add up without a knob, since both
+# are likelihoods of the same model.
 #
 # ## Questions
 #

@@ -127,9 +127,8 @@ print(f"{len(by_hand)} log-probs: by hand, while sampling and in the update, all
 given = all_logprobs[~mask]
 if len(given):
     print(f"the policy's own tokens: {by_hand.mean():.2f} nats on average")
-    print(
-        f"the tool's tokens:       {given.mean():.2f} nats on average, the policy gives them probability {given.exp().mean():.2f}"
-    )
+    print(f"the tool's tokens:       {given.mean():.2f} nats on average")
+    print(f"the policy gives the tool's tokens a probability of {given.exp().mean():.2f} on average")
 
 # %% [markdown]
 # ## Experiment: does the tool help, and why?

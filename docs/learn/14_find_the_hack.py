@@ -59,8 +59,8 @@ for alarm in alarms:
     print(f"step {alarm['step']}, {alarm['alarm']}: {alarm['says']}")
 
 # %% [markdown]
-# Up to step 20 accuracy still rises: it doubles. Then the reward goes on rising and accuracy falls. A reward alone would
-# not have shown it. That is why a run measures held-out problems with a grader of its own.
+# Up to step 20 accuracy still rises: it doubles. Then the reward goes on rising and accuracy falls. A reward alone
+# would not have shown it. That is why a run measures held-out problems with a grader of its own.
 #
 # The alarm compares two numbers, and we can check both by hand: the mean reward of the first five and the last five
 # steps, and accuracy before and now.
@@ -189,9 +189,9 @@ for name, means in probability.items():
     print(f"{name:20} step 1: {means[0]:.3f}   step 20: {means[19]:.3f}   step 30: {means[29]:.3f}")
 
 # %% [markdown]
-# Behind a real hit, `!` is certain from the first step to the last. Behind other lines it was almost never
-# chosen at the start, and in the end it is there once in four lines. With several lines in each completion, that makes more than half of them lies. The
-# mark has lost its meaning, one paid accident at a time.
+# Behind a real hit, `!` is certain from the first step to the last. Behind other lines it was almost never chosen at
+# the start, and in the end it is there once in four lines. With several lines in each completion, that makes more than
+# half of them lies. The mark has lost its meaning, one paid accident at a time.
 #
 # ## What would have paid honestly?
 #

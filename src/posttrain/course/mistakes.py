@@ -97,7 +97,8 @@ MISTAKES = {
         title="the format's pattern ends in `$` under MULTILINE",
         exercise=exercises.FORM_AND_LENGTH,
         pays=exercises.long_in_form_or_beyond,
-        told_by="`reward` above the score of a correct grader.  `posttrain check-task` tries such answers before the run",
+        told_by="`reward` above the score of a correct grader.  `posttrain check-task` tries such answers before"
+        " the run",
     ),
 }
 IGNORED_LABELS = 5

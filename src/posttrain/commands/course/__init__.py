@@ -8,10 +8,7 @@ from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
 
 SUBCOMMANDS = {
-    "mistake": (
-        "mistake N",
-        "train 20 steps with and without a common mistake of course notebooks, and plot both runs",
-    ),
+    "mistake": ("mistake N", "train 20 steps with and without a common mistake of course notebooks, and plot both"),
     "notebooks": ("notebooks FOLDER", "write the lessons as Jupyter notebooks"),
     "check": ("check FUNCTION FILE", "test your own version of a course's function on our test cases"),
 }
