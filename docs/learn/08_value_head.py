@@ -354,8 +354,9 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## What a critic costs at 7 billion parameters
 #
-# `posttrain plan` adds up memory from a model's `config.json`; nothing is loaded. The column PPO has a critic on its
-# own copy of the model. Everything is trained in float32.
+# `posttrain plan` adds up memory from a model's `config.json`; nothing is loaded. The columns are the recipe
+# (GRPO here) and PPO with a critic on its own copy of the model. Everything is trained in float32. Compare the two
+# totals; the lines below the table say how to fit the run on a smaller GPU.
 
 # %%
 SEVEN_B = """{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 3584,

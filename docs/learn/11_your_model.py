@@ -263,8 +263,8 @@ if FULL:
     assert max(after_controls) < 0.6 < summary["after"]["accuracy_sampled_interval"][0]
 
 # %% [markdown]
-# Shuffled rewards move the policy too: each step pushes it in a random direction. No control comes near the run that is
-# paid for the form. So it is the reward that teaches, and not the training as such.
+# Shuffled rewards move the policy too, up or down by luck: one of these controls rises, two fall. None comes near the
+# run that is paid for the form. So it is the reward that teaches, and not the training as such.
 #
 # ## Questions
 #
@@ -346,5 +346,16 @@ if FULL:
 # <details><summary>Answer</summary>
 #
 # Whether the model learned the form, or these answers. We measured on questions that it never saw.
+#
+# </details>
+#
+# **9.** Another course's script sets `load_in_4bit` and `torch_dtype` in a `ModelConfig`, and gives the trainer only
+# the model's name. Is its base in 4 bits?
+#
+# <details><summary>Answer</summary>
+#
+# No. The trainer loads the model by its name and never sees these settings. The run only needs more memory than
+# planned, so nobody notices. (The script also lists a `math_reward_func` that it never defines: that is an error at
+# once.) Here `model: {quantization: nf4}` puts a frozen base in 4 bits: see [LoRA](../guides/lora.md).
 #
 # </details>

@@ -147,7 +147,8 @@ def test_the_command_trains_both_prints_what_tells_and_draws(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(MISTAKES, 6, replace(MISTAKES[6], exercise=replace(exercises.EARLY_LETTER, num_prompts=2)))
     assert cli.main(["course", "mistake", "6", "--steps", "2"]) == 0
-    shown = capsys.readouterr().out
+    shown, progress = capsys.readouterr()
+    assert "without the mistake: 2 to do" in progress
     assert "Mistake 6: the KL is computed one position too late" in shown
     assert MISTAKES[6].told_by in shown
     assert (tmp_path / "mistake-6.png").is_file()
@@ -160,5 +161,5 @@ def test_both_runs_of_a_trial_begin_alike_and_a_trial_repeats_to_the_bit() -> No
     first, again = train(small, num_steps=2), train(small, num_steps=2)
     assert first == again
     assert [a != b for a, b in pairwise(first)] == [True]
-    assert try_mistake.__kwdefaults__ == {"num_steps": 20}
+    assert try_mistake.__kwdefaults__ == {"num_steps": 20, "progress": None}
     assert sorted((*MISTAKES, mistakes.IGNORED_LABELS)) == [*range(1, 14)]

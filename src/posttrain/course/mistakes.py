@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
 from posttrain.course import exercises
 from posttrain.course.exercises import Exercise, Grader
@@ -19,6 +20,7 @@ from posttrain.generation.parity import EXACT_NATS
 from posttrain.runs.alarms import GAP, GAP_LIMIT, Line, alarms
 from posttrain.runs.curves import BLUE, ORANGE
 from posttrain.runs.files import save_figure
+from posttrain.runs.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,13 +122,16 @@ class Trial:
     wrong: Sequence[MeasuredStep]
 
 
-def try_mistake(number: int, *, num_steps: int = 20) -> Trial:
+def try_mistake(number: int, *, num_steps: int = 20, progress: Progress | None = None) -> Trial:
     """Train twice from the same weights on the same questions.  Raises UserError for a number without a trainer."""
     if number not in MISTAKES:
         raise UserError(f"mistake {number}: no such mistake.  Choose a number from 1 to {max(MISTAKES)}.")
     mistake = MISTAKES[number]
-    right = train(mistake.exercise, num_steps=num_steps)
-    wrong = train(mistake.exercise, number, mistake.pays, num_steps=num_steps)
+    progress = progress or Progress(console=Console(quiet=True))
+    with progress.stage("without the mistake", num_steps) as advance:
+        right = train(mistake.exercise, num_steps=num_steps, advance=advance)
+    with progress.stage("with the mistake", num_steps) as advance:
+        wrong = train(mistake.exercise, number, mistake.pays, num_steps=num_steps, advance=advance)
     return Trial(right=right, wrong=wrong)
 
 

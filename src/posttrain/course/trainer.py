@@ -96,9 +96,17 @@ class Sample:
 
 
 def train(
-    exercise: Exercise, mistake: int = 0, pays: Grader | None = None, *, num_steps: int = 20
+    exercise: Exercise,
+    mistake: int = 0,
+    pays: Grader | None = None,
+    *,
+    num_steps: int = 20,
+    advance: Callable[[int], object] = int,
 ) -> list[MeasuredStep]:
-    """Train the adapter and report every step; `pays` is the reward, if it is not the exercise's own grader."""
+    """Train the adapter and report every step; `pays` is the reward, if it is not the exercise's own grader.
+
+    `advance(1)` is called after each step.
+    """
     torch.manual_seed(0)
     policy = exercise.policy()
     model, tokenizer, reports = policy.model.eval(), policy.tokenizer, list[MeasuredStep]()
@@ -134,6 +142,7 @@ def train(
         reports.append(
             report(sample, logprobs.detach(), passes, **{name: each.item() for name, each in measured.items()})
         )
+        advance(1)
         if not norm.isfinite():
             break
         optimizer.step()

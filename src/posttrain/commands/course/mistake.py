@@ -37,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     number = int(given)
     picture = picture_file(switches.picture or f"mistake-{number}.png")
     import torch
+    from rich.console import Console
 
     from posttrain.course.mistakes import (
         IGNORED_LABELS,
@@ -48,12 +49,14 @@ def main(arguments: Sequence[str]) -> int:
         trial_table,
         try_mistake,
     )
+    from posttrain.runs.progress import Progress
 
     torch.set_num_threads(1)
     if number == IGNORED_LABELS:
         print(f"Mistake 5: labels of -100 are used as indices\n\n{ignored_labels()}")
         return 0
-    trial = try_mistake(number, num_steps=switches.steps)
+    with Progress(console=Console(stderr=True)) as progress:
+        trial = try_mistake(number, num_steps=switches.steps, progress=progress)
     mistake = MISTAKES[number]
     print(f"Mistake {number}: {mistake.title}\n\n{trial_table(trial)}\n\nWhat tells: {mistake.told_by}.")
     raised = raised_alarms(trial.wrong, honest=mistake.pays is not None)
