@@ -91,23 +91,23 @@ def test_a_run_is_followed_while_it_is_written(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 2, finished=False)
     opened = OpenedRun(run)
     pages, versions = RowPages(opened), [opened.version()]
-    assert (pages.page(RowQuery(), 0, 5)["total"], opened.last_step(opened.metrics.records())) == (24, 2)
+    assert (pages.page(RowQuery(), 0, 5)["total"], opened.metrics.whole().last_step) == (24, 2)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rew')  # a line that is being written
-    assert (len(opened.metrics.records()), opened.metrics.faults) == (2, [])
+    assert (len(opened.metrics.whole().steps), opened.metrics.faults) == (2, [])
     versions.append(opened.version())
     with (run / "metrics.jsonl").open("a") as file:
         file.write('ard": 1.0}\n')
     write_rows(run / "rollouts/step-000003.parquet", step_rows(3))
     versions.append(opened.version())
-    assert (pages.page(RowQuery(), 0, 5)["total"], opened.last_step(opened.metrics.records())) == (36, 3)
+    assert (pages.page(RowQuery(), 0, 5)["total"], opened.metrics.whole().last_step) == (36, 3)
     # A resumed run cuts what came after its checkpoint, and writes it again.
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text(lines[0])
     for step in (2, 3):
         (run / f"rollouts/step-{step:06d}.parquet").unlink()
     versions.append(opened.version())
-    assert (pages.page(RowQuery(), 0, 5)["total"], opened.last_step(opened.metrics.records())) == (12, 1)
+    assert (pages.page(RowQuery(), 0, 5)["total"], opened.metrics.whole().last_step) == (12, 1)
     assert len({*versions}) == len(versions)
 
 

@@ -1,7 +1,6 @@
 """Files of a run's folder, read as they are: half written, damaged, of an older version, or not there.
 
-A file that cannot be read raises Unreadable with one line for the page.  What was read is kept until the file changes,
-and of a journal that grew only the new lines are read.
+A file that cannot be read raises Unreadable with one line for the page.  What was read is kept until the file changes.
 """
 
 import json
@@ -16,10 +15,6 @@ from posttrain.runs.progress import visible
 
 MOST_BYTES = 64 << 20
 """Of a file that is read whole."""
-TAIL_BYTES = 64 << 10
-"""At the end of a journal."""
-MOST_FAULTS = 20
-"""Damaged lines that a journal names one by one."""
 
 Content = TypeVar("Content")
 Stamp = tuple[int, int, int]
@@ -95,72 +90,6 @@ def json_object(content: bytes) -> dict[str, object]:
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")
     return found
-
-
-class Journal:
-    """A file of JSON lines, one object each."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.faults: list[str] = []
-        self._stamp: Stamp | None = None
-        self._read_to, self._lines = 0, 0
-        self._records: list[Mapping[str, object]] = []
-
-    def records(self) -> list[Mapping[str, object]]:
-        """All lines so far but those in `faults`.  A last line without an end is still being written."""
-        now = stamp(self.path)
-        if now is None:
-            self._forget()
-        elif now != self._stamp:
-            grew = self._stamp is not None and now[2] == self._stamp[2] and now[0] >= self._read_to
-            if not grew:
-                self._forget()
-            self._read_on()
-            self._stamp = now
-        return self._records
-
-    def last_records(self) -> list[Mapping[str, object]]:
-        """The last lines, as many as are in `TAIL_BYTES`: enough for a list of many runs, and nothing is kept."""
-        now = stamp(self.path)
-        if now is None or now == self._stamp:
-            return self._records
-        last = Journal(self.path)
-        last._read_to = max(0, now[0] - TAIL_BYTES)
-        last._read_on()
-        if last.faults and now[0] > TAIL_BYTES:  # of the line that it began in
-            del last.faults[0]
-        self.faults = self.faults or last.faults
-        return last._records
-
-    def _forget(self) -> None:
-        self.faults, self._records = [], []
-        self._stamp, self._read_to, self._lines = None, 0, 0
-
-    def _read_on(self) -> None:
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self._read_to)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    self._read_to += len(line)
-                    self._lines += 1
-                    self._take(line)
-        except OSError as error:
-            self.faults.append(f"{self.path.name}: cannot be read ({error.strerror or error})")
-
-    def _take(self, line: bytes) -> None:
-        try:
-            record = json.loads(line)
-            if isinstance(record, dict) and "iteration" in record:  # of inverse RL
-                record.setdefault("step", record["iteration"])
-            if not isinstance(record, dict) or type(record.get("step")) is not int:
-                raise ValueError("not a JSON object with a step")
-            self._records.append(record)
-        except (ValueError, RecursionError) as error:
-            if len(self.faults) < MOST_FAULTS:
-                self.faults.append(f"{self.path.name}, line {self._lines}: damaged ({str(error)[:120]}); left out")
 
 
 def number(value: object) -> float | int | None:

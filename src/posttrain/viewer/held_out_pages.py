@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from posttrain.viewer.answer_types import Curves, Number
+from posttrain.viewer.answer_types import Curves
 from posttrain.viewer.folder_files import noting
-from posttrain.viewer.metric_curves import panels, series
+from posttrain.viewer.metric_curves import panels
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.paired_test import Right, sign_flip_p_value
 from posttrain.viewer.problem_answers import (
@@ -157,17 +157,15 @@ def change(before: float | None, after: float | None, *, ever: bool) -> Change:
 def evaluation_entry(run: OpenedRun, results: HeldOutResults) -> HeldOutEvaluation:
     """An evaluation with its mean; the interval is that of metrics.jsonl, whose last line of a step counts."""
     shares = [each.share for each in results.problems.values()]
-    ends: list[Number] = [None, None]
-    lines = [line for line in run.metrics.records() if line["step"] == results.step]
-    wanted = lines[-1:] if results.name == "after" else lines[:1]
-    for place, end in enumerate(("low", "high")):
-        ends[place] = next(iter(series(wanted, f"eval/accuracy_sampled_{end}").values()), None)
+    lines = run.metrics.whole().of_step(results.step)
+    line = {} if not lines else lines[-1] if results.name == "after" else lines[0]
+    low, high = (line.get(f"eval/accuracy_sampled_{end}") for end in ("low", "high"))
     return HeldOutEvaluation(
         step=results.step,
         name=results.name,
         accuracy=sum(shares) / len(shares) if shares else None,
-        low=ends[0],
-        high=ends[1],
+        low=low,
+        high=high,
         problems=len(shares),
     )
 
@@ -230,7 +228,7 @@ def common_panels(a: OpenedRun, b: OpenedRun) -> list[Curves]:
     """The panels of both runs on one axis, each line with the name of its run."""
     found: dict[str, Curves] = {}
     for run in (a, b):
-        for panel in panels(run.metrics.records()):
+        for panel in panels(run.metrics.whole()):
             named = [{**line, "name": f"{line['name']}, {run.name}"} for line in panel["lines"]]
             kept = found.setdefault(panel["panel"], {**panel, "lines": []})
             kept["lines"] += named  # type: ignore[arg-type]

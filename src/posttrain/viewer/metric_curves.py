@@ -1,13 +1,16 @@
 """Curves of a run from its metrics lines: panels, stacked outcomes and stacked seconds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from posttrain.viewer.answer_types import Curves, Line, Number, Outcomes, Stack
-from posttrain.viewer.folder_files import number
+import numpy as np
 
-Records = Sequence[Mapping[str, object]]
+from posttrain.viewer.answer_types import Curves, Line, Number, Outcomes, Stack
+from posttrain.viewer.metric_lines import MetricLines, Series, Values, plain_values
+
+MOST_POINTS = 1000
+"""Of a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,6 @@ class Panel:
     drawn: tuple[Drawn, ...]
     scale: Literal["linear", "share"] = "linear"
     instead: bool = False
-    hides_zero: bool = False
-    """Whether it is left out while all its numbers are 0."""
 
 
 PANELS = (
@@ -100,55 +101,83 @@ PANELS = (
 BY_REWARD = ("Reward", "Loss")
 
 
-def panels(records: Records) -> list[Curves]:
+def panels(metrics: MetricLines) -> list[Curves]:
     """The panels for which there are numbers."""
-    by_reward = any("reward" in record for record in records)
-    left_out = BY_REWARD[1] if by_reward else BY_REWARD[0]
+    left_out = BY_REWARD[1] if "reward" in metrics.names else BY_REWARD[0]
     found: list[Curves] = []
     for panel in PANELS:
-        lines = [line for each in panel.drawn if (line := line_of(records, each)) is not None]
-        says = lines and (not panel.hides_zero or any(value for line in lines for value in line["values"]))
-        if says and panel.name != left_out:
+        lines = [line for each in panel.drawn if (line := line_of(metrics, each)) is not None]
+        if lines and panel.name != left_out:
             shown = lines[:1] if panel.instead else lines
             found.append(Curves(panel=panel.name, unit=panel.unit, scale=panel.scale, lines=shown))
     return found
 
 
-def line_of(records: Records, drawn: Drawn) -> Line | None:
-    """A metric by step, with its interval; a later line of a step replaces an earlier one."""
-    values = series(records, drawn.metric)
-    if not values:
+def line_of(metrics: MetricLines, drawn: Drawn) -> Line | None:
+    """A metric by step, with its interval."""
+    found = metrics.series(drawn.metric)
+    if not len(found.steps):
         return None
-    ends = [series(records, f"{drawn.metric}_{end}") for end in ("low", "high")]
-    low, high = ([end.get(step) for step in values] if end else [] for end in ends)
-    return Line(name=drawn.label, steps=[*values], values=[*values.values()], low=low, high=high, axis=drawn.axis)
+    places = extremes(found.values)
+    steps, values = found.steps[places], plain_values(found.values[places])
+    low, high = (at_steps(metrics.series(f"{drawn.metric}_{end}"), steps) for end in ("low", "high"))
+    return Line(name=drawn.label, steps=steps.tolist(), values=values, low=low, high=high, axis=drawn.axis)
 
 
-def series(records: Records, name: str) -> dict[int, Number]:
-    return {step: number(record[name]) for record in records if name in record for step in [int(str(record["step"]))]}
+def at_steps(series: Series, steps: Values) -> list[Number]:
+    """A metric at some steps, null where it has none; empty if it has none at all."""
+    if not len(series.steps):
+        return []
+    at = np.minimum(np.searchsorted(series.steps, steps), len(series.steps) - 1)
+    return plain_values(np.where(series.steps[at] == steps, series.values[at], np.nan))
 
 
-def names_with(records: Records, prefix: str) -> list[str]:
-    return list(dict.fromkeys(name for record in records for name in record if name.startswith(prefix)))
+def extremes(values: Values) -> Values:
+    """The places that are drawn: all, or of each stretch of many the lowest and the highest, and both ends."""
+    count = len(values)
+    if count <= MOST_POINTS:
+        return np.arange(count)
+    size = -(-count // (MOST_POINTS // 2))
+    stretches = -(-count // size)
+    known = np.full(stretches * size, np.nan)
+    known[:count] = values
+    known = known.reshape(stretches, size)
+    missing, starts = np.isnan(known), size * np.arange(stretches)
+    lowest = np.where(missing, np.inf, known).argmin(axis=1) + starts
+    highest = np.where(missing, -np.inf, known).argmax(axis=1) + starts
+    return np.unique(np.concatenate([[0, count - 1], lowest, highest]))
 
 
-def outcomes(records: Records) -> Outcomes:
+def names_with(metrics: MetricLines, prefix: str) -> list[str]:
+    return [name for name in metrics.names if name.startswith(prefix)]
+
+
+def outcomes(metrics: MetricLines) -> Outcomes:
     """Shares of the outcomes of the function with the most of them; a missing one is 0."""
-    names = names_with(records, "outcomes/")
+    names = names_with(metrics, "outcomes/")
     functions = [name.split("/")[1] for name in names]
     function = max(sorted(set(functions)), key=functions.count, default="")
     shown = [name for name in names if name.startswith(f"outcomes/{function}/")]
-    return Outcomes(function=function, **stack(records, shown))
+    return Outcomes(function=function, **stack(metrics, shown))
 
 
-def seconds_by_stage(records: Records) -> Stack:
-    return stack([record for record in records if "step_time" in record], names_with(records, "seconds/"))
+def seconds_by_stage(metrics: MetricLines) -> Stack:
+    return stack(metrics, names_with(metrics, "seconds/"), within="step_time")
 
 
-def stack(records: Records, names: Sequence[str]) -> Stack:
-    told = [record for record in records if any(name in record for name in names)]
-    return Stack(
-        steps=[int(str(record["step"])) for record in told],
-        names=[name.rpartition("/")[2] for name in names],
-        values=[[number(record.get(name, 0.0)) for record in told] for name in names],
-    )
+def stack(metrics: MetricLines, names: Sequence[str], *, within: str = "") -> Stack:
+    """Some metrics at the lines with one of them, and only those with `within`; of many lines every n-th."""
+    found = [metrics.lines_with(name) for name in names]
+    lines = np.unique(np.concatenate([np.zeros(0, dtype=int), *(each for each, _ in found)]))
+    if within:
+        lines = np.intersect1d(lines, metrics.lines_with(within)[0])
+    apart = -(-len(lines) // MOST_POINTS) or 1
+    lines = lines[(len(lines) - 1) % apart :: apart]
+    values = []
+    for own, numbers in found:
+        column = np.zeros(len(lines))
+        _, at, place = np.intersect1d(lines, own, assume_unique=True, return_indices=True)
+        column[at] = numbers[place]
+        values.append(plain_values(column))
+    steps = np.array(metrics.steps, dtype=int)[lines].tolist()
+    return Stack(steps=steps, names=[name.rpartition("/")[2] for name in names], values=values)

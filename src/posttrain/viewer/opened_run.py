@@ -5,9 +5,9 @@ Nothing in a folder is run: no code, template or pickle of it.
 
 import fcntl
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -15,11 +15,14 @@ from posttrain.config.reading import COMMAND_OF, recipe_kind
 from posttrain.config.recipes import RUN_RECIPE, RecipeLayer, parse_yaml
 from posttrain.runs.folder import LOCK, VERSION
 from posttrain.viewer.answer_types import Source, State
-from posttrain.viewer.folder_files import Content, Journal, WholeFile, json_object, mapping, stamp
+from posttrain.viewer.folder_files import Content, WholeFile, json_object, mapping, stamp
+from posttrain.viewer.line_files import Journal, LineFile
+from posttrain.viewer.metric_lines import MetricLines
 from posttrain.viewer.score_lines import ScoreLines
 from posttrain.viewer.step_files import StepFiles
 from posttrain.viewer.token_pieces import TokenPieces
 
+Lines = TypeVar("Lines", bound=LineFile)
 MARKS = {"comparison.json": "compare", "phases.json": "phases"}
 """Files that mark the folder of a command that makes several runs."""
 WATCHED = (
@@ -36,7 +39,7 @@ class OpenedRun:
     def __init__(self, folder: Path, name: str = "") -> None:
         self.folder = folder
         self.name = name or folder.resolve().name
-        self.metrics, self.alarms = Journal(folder / "metrics.jsonl"), Journal(folder / "alarms.jsonl")
+        self.metrics, self.alarms = MetricLines(folder / "metrics.jsonl"), Journal(folder / "alarms.jsonl")
         self.score_lines = ScoreLines(folder / "scores.jsonl")
         self.summary: WholeFile[dict[str, object]] = WholeFile(folder / "summary.json", json_object, {})
         self.recipe_text = WholeFile(folder / RUN_RECIPE, lambda content: content.decode("utf-8"), "")
@@ -47,6 +50,7 @@ class OpenedRun:
         self.demonstrations = StepFiles(folder / "demonstrations", needed=("example", "tokens", "learned", "logprobs"))
         self.pieces = TokenPieces(folder)
         self._whole_files: dict[str, WholeFile[Any]] = {}
+        self._line_files: dict[str, Any] = {}
 
     def files(self, source: Source) -> StepFiles:
         return self.rollouts if source == "rollouts" else self.evaluations
@@ -56,6 +60,13 @@ class OpenedRun:
         if name not in self._whole_files:
             self._whole_files[name] = WholeFile(self.folder / name, read, missing)
         return self._whole_files[name]
+
+    def line_file(self, name: str, opened: Callable[[Path], Lines]) -> Lines:
+        """A file of lines that only some kinds of runs have."""
+        if name not in self._line_files:
+            self._line_files[name] = opened(self.folder / name)
+        found: Lines = self._line_files[name]
+        return found
 
     def kind(self) -> str:
         """The command that made it.  Raises Unreadable for a recipe that is damaged."""
@@ -76,10 +87,6 @@ class OpenedRun:
         finished = any((self.folder / name).is_file() for name in ("summary.json", *MARKS))
         begun = finished or (self.folder / RUN_RECIPE).is_file()
         return "finished" if finished else "stopped" if begun else "not begun"
-
-    def last_step(self, records: Sequence[Mapping[str, object]]) -> int:
-        """The last step in some lines of its metrics."""
-        return max((step for line in records if isinstance(step := line["step"], int)), default=0)
 
     def version(self) -> str:
         """Changes with its files."""

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from posttrain.viewer.answer_types import AlarmEntry, KindPage, Link, Measure, Number, Overview, RunEntry, RunVersion
 from posttrain.viewer.folder_files import content_or, mapping, noting, number
-from posttrain.viewer.metric_curves import outcomes, panels, seconds_by_stage, series
+from posttrain.viewer.metric_curves import MOST_POINTS, outcomes, panels, seconds_by_stage
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS
 
@@ -32,10 +32,8 @@ MEASURES = {
 def run_entry(run: OpenedRun, at: int) -> RunEntry:
     """A run in the list."""
     faults: list[str] = []
-    records = run.metrics.last_records()
-    rewards = [*series(records, "reward").values()]
-    measure = next((name for name in HEADLINES if any(f"eval/{name}" in record for record in records)), "")
-    measured = [*series(records, f"eval/{measure}").values()]
+    metrics = run.metrics.tail()
+    measure = next((name for name in HEADLINES if f"eval/{name}" in metrics.names), "")
     of_run = content_or(NOTHING, lambda: run.section("run"), faults)
     return RunEntry(
         run=at,
@@ -43,10 +41,10 @@ def run_entry(run: OpenedRun, at: int) -> RunEntry:
         folder=str(run.folder),
         kind=content_or("", run.kind, faults),
         state=run.state(),
-        last_step=run.last_step(records),
+        last_step=metrics.last_step,
         num_steps=whole(of_run.get("num_steps")),
-        reward=rewards[-1] if rewards else None,
-        accuracy=measured[-1] if measured else None,
+        reward=metrics.last("reward"),
+        accuracy=metrics.last(f"eval/{measure}"),
         measure=measure,
         changed=run.changed(),
         faults=[*faults, *run.metrics.faults],
@@ -54,12 +52,12 @@ def run_entry(run: OpenedRun, at: int) -> RunEntry:
 
 
 def run_version(run: OpenedRun) -> RunVersion:
-    return RunVersion(version=run.version(), state=run.state(), last_step=run.last_step(run.metrics.last_records()))
+    return RunVersion(version=run.version(), state=run.state(), last_step=run.metrics.tail().last_step)
 
 
 def overview(run: OpenedRun, at: int, others: Sequence[int], pages: Sequence[KindPage]) -> Overview:
     """All that the first page of a run shows; `others` are the runs that it is compared with."""
-    records = run.metrics.records()
+    metrics = run.metrics.whole()
     entry = run_entry(run, at)
     faults = list(entry["faults"])
 
@@ -88,9 +86,9 @@ def overview(run: OpenedRun, at: int, others: Sequence[int], pages: Sequence[Kin
         machine=machine(summary),
         seconds=numbers(summary.get("seconds")),
         tokens=numbers(summary.get("tokens")),
-        curves=panels(records),
-        outcomes=outcomes(records),
-        seconds_by_stage=seconds_by_stage(records),
+        curves=panels(metrics),
+        outcomes=outcomes(metrics),
+        seconds_by_stage=seconds_by_stage(metrics),
         alarms=alarms,
         before_after=measures(summary),
         compared_with=list(others),
@@ -127,6 +125,8 @@ def lacks(run: OpenedRun, entry: RunEntry) -> list[str]:
         found.append("the run was stopped or killed: there is no summary.json, so results after training are missing")
     elif entry["state"] == "running":
         found.append("the run goes on: results after training come at its end")
+    if len(run.metrics.steps) > MOST_POINTS:
+        found.append(f"curves of more than {MOST_POINTS:,} points show the lowest and the highest of each stretch")
     if entry["kind"] == "rl" and not run.token_columns.steps():
         found.append("token_columns/ was not kept (run.keep_token_columns): no log π, ratio, clipping or KL by token")
     return found

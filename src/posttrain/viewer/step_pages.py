@@ -7,7 +7,6 @@ from typing import Any
 
 from posttrain.viewer.answer_types import Number, Source
 from posttrain.viewer.folder_files import noting, number
-from posttrain.viewer.metric_curves import series
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.rollout_answers import (
     GroupPage,
@@ -36,8 +35,8 @@ OF_STEP = (
 def step_list(run: OpenedRun, source: Source) -> StepList:
     """All steps with a file; their numbers are those of metrics.jsonl."""
     faults: list[str] = []
-    files, records = run.files(source), run.metrics.records()
-    groups, uninformative, replaced, reward, length, accuracy = (series(records, name) for name in OF_STEP)
+    files, metrics = run.files(source), run.metrics.whole()
+    groups, uninformative, replaced, reward, length, accuracy = (metrics.by_step(name) for name in OF_STEP)
     steps = []
     for step in files.steps():
         rows: int | None = None
@@ -66,13 +65,12 @@ def step_page(run: OpenedRun, source: Source, step: int) -> StepPage:
     rows = short_rows(file, names)
     steps = files.steps()
     outcomes, terms = choices(files, {step: file}, faults)
-    metrics = [line for line in run.metrics.records() if line["step"] == step]
     return StepPage(
         source=source,
         step=step,
         previous=max((each for each in steps if each < step), default=None),
         next=min((each for each in steps if each > step), default=None),
-        metrics={str(name): number(value) for line in metrics for name, value in line.items()},
+        metrics={name: value for line in run.metrics.whole().of_step(step) for name, value in line.items()},
         groups=[group_row(group, of_group) for group, of_group in by_group(rows).items()],
         outcomes=outcomes,
         terms=terms,

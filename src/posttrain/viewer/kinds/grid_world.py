@@ -5,16 +5,15 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from posttrain.viewer.answer_types import Curves, Line, Number
-from posttrain.viewer.folder_files import WholeFile, content_or, mapping, number
-from posttrain.viewer.kinds.json_rows import NO_ROWS, json_rows
+from posttrain.viewer.answer_types import Curves, Number
+from posttrain.viewer.folder_files import content_or, number
 from posttrain.viewer.kinds.kind_answers import GridArrows, GridMap, GridPage
 from posttrain.viewer.kinds.run_pictures import pictures_of
+from posttrain.viewer.metric_curves import Drawn, line_of
 from posttrain.viewer.opened_run import OpenedRun
 
 MOST_BYTES = 64 << 20
@@ -165,14 +164,11 @@ def plain_numbers(values: ndarray) -> list[Number]:
 
 def fit_curves(run: OpenedRun, faults: list[str]) -> list[Curves]:
     """What the fit reported in each iteration, a panel for each quantity."""
-    file: WholeFile[Any] = run.whole_file("metrics.jsonl", lambda content: json_rows(content, "metrics.jsonl"), NO_ROWS)
-    found = content_or(NO_ROWS, file.content, faults)
-    faults.extend(found.faults)
-    rows = [mapping(row) for row in found.rows]
-    names = [name for name in dict.fromkeys(key for row in rows[:1] for key in row) if name != "iteration"]
-    curves = []
-    for name in names:
-        values = [number(row.get(name)) for row in rows]
-        line = Line(name=name, steps=[*range(len(rows))], values=values, low=[], high=[], axis="left")
-        curves.append(Curves(panel=name, unit="by iteration", scale="linear", lines=[line]))
-    return curves
+    metrics = run.metrics.whole()
+    faults.extend(metrics.faults)
+    lines = {name: line_of(metrics, Drawn(name, name)) for name in metrics.names if name != "iteration"}
+    return [
+        Curves(panel=name, unit="by iteration", scale="linear", lines=[line])
+        for name, line in lines.items()
+        if line is not None
+    ]

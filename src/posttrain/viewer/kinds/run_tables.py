@@ -130,7 +130,7 @@ def begun_phase(at: int, run: OpenedRun, place: int) -> PhaseEntry:
         command=content_or("", run.kind, []),
         run=at,
         state=run.state(),
-        steps=run.last_step(run.metrics.last_records()),
+        steps=run.metrics.tail().last_step,
         seconds=None,
         measures=[],
     )

@@ -1,13 +1,17 @@
 """Pairs of answers with their scores: of a reward model, of DPO, and of collected preferences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
+import numpy as np
+
 from posttrain.viewer.answer_types import Number
 from posttrain.viewer.folder_files import content_or, mapping, noting, number
-from posttrain.viewer.kinds.json_rows import NO_ROWS, JsonRows, json_rows, text
 from posttrain.viewer.kinds.kind_answers import CalibrationCurve, CalibrationPoint, PairPage, PairRow
+from posttrain.viewer.kinds.pair_lines import PairLines, row_text
+from posttrain.viewer.metric_lines import Values
 from posttrain.viewer.opened_run import OpenedRun
 
 SCORES = {
@@ -24,6 +28,15 @@ MOST_MARGINS = 5000
 EMPTY: Mapping[str, object] = MappingProxyType({})
 
 
+@dataclass(frozen=True, slots=True)
+class ListedPairs:
+    """Pairs in the order of their files: all margins, NaN where one is missing, and rows as they are asked for."""
+
+    margins: Values
+    rows: Callable[[Sequence[int]], list[PairRow]]
+    has_texts: bool = True
+
+
 def pair_page(run: OpenedRun, *, step: int | None, sort: str, offset: int, limit: int) -> PairPage:
     """Pairs of the run, `limit` of them from `offset` on."""
     kind = run.kind()
@@ -32,28 +45,31 @@ def pair_page(run: OpenedRun, *, step: int | None, sort: str, offset: int, limit
     steps = run.rollouts.steps() if kind == "dpo" else []
     step = steps[-1] if steps and step not in steps else step if steps else None
     if step is not None:
-        rows = round_pairs(run, step, faults)
+        pairs = of_round(round_pairs(run, step, faults))
     else:
-        rows = collected_pairs(run, faults) if kind == "collect" else held_out_pairs(run, faults)
-    lacks = [] if rows or faults else [missing(kind)]
-    if rows and kind != "collect" and not any(row["chosen"] for row in rows):
+        pairs = collected_pairs(run, faults) if kind == "collect" else held_out_pairs(run, faults)
+    total = len(pairs.margins)
+    lacks = [] if total or faults else [missing(kind)]
+    if total and not pairs.has_texts:
         lacks.append("held_out.jsonl of an earlier version: scores without the texts of the pairs")
-    if sort in SORTS:
-        known = [row for row in rows if row["margin"] is not None]
-        known.sort(key=lambda row: row["margin"] or 0.0, reverse=SORTS[sort])
-        rows = [*known, *(row for row in rows if row["margin"] is None)]
-    margins = [row["margin"] for row in rows if row["margin"] is not None]
+    order = np.arange(total)
+    if sort in SORTS:  # those without a margin come last
+        order = np.argsort(-pairs.margins if SORTS[sort] else pairs.margins, kind="stable")
+    known = pairs.margins[~np.isnan(pairs.margins)]
+    rows: list[PairRow] = []
+    with noting(faults):
+        rows = pairs.rows(order[offset : offset + min(limit, 100)].tolist())
     scores, unit = SAMPLED if step is not None else SCORES[kind]
     return PairPage(
         scores=scores,
         unit=unit,
         steps=steps,
         step=step,
-        total=len(rows),
-        wrong=sum(margin < 0 for margin in margins),
+        total=total,
+        wrong=int((known < 0).sum()),
         offset=offset,
-        rows=rows[offset : offset + min(limit, 100)],
-        margins=[*margins[:: 1 + len(margins) // MOST_MARGINS]],
+        rows=rows,
+        margins=known[:: 1 + len(known) // MOST_MARGINS].tolist(),
         calibration=[each for when in ("before", "after") for each in calibration(summary, when)],
         counts={name: number(summary.get(name)) for name in COUNTS if name in summary},
         lacks=lacks,
@@ -67,34 +83,56 @@ def missing(kind: str) -> str:
     return "held_out.jsonl: no held-out pairs are kept (none were held out, the run is not finished, or it is older)"
 
 
-def rows_of(run: OpenedRun, name: str, faults: list[str]) -> JsonRows:
-    file = run.whole_file(name, partial(json_rows, name=name), NO_ROWS)
-    found = content_or(NO_ROWS, file.content, faults)
-    faults.extend(found.faults)
-    return found
+def held_out_pairs(run: OpenedRun, faults: list[str]) -> ListedPairs:
+    lines = read_pairs(run, "held_out.jsonl", ("chosen", "rejected"), "chosen_text", faults)
+
+    def rows(places: Sequence[int]) -> list[PairRow]:
+        return [
+            pair_row(
+                str(row.get("where", "")),
+                (row_text(row, "prompt"), row_text(row, "chosen_text"), row_text(row, "rejected_text")),
+                (number(row.get("chosen")), number(row.get("rejected"))),
+            )
+            for row in lines.rows(places)
+        ]
+
+    return ListedPairs(np.array(lines.margins), rows, lines.has_texts)
 
 
-def held_out_pairs(run: OpenedRun, faults: list[str]) -> list[PairRow]:
-    return [
-        pair_row(
-            str(row.get("where", "")),
-            (text(row, "prompt"), text(row, "chosen_text"), text(row, "rejected_text")),
-            (number(row.get("chosen")), number(row.get("rejected"))),
-        )
-        for row in rows_of(run, "held_out.jsonl", faults).rows
-    ]
-
-
-def collected_pairs(run: OpenedRun, faults: list[str]) -> list[PairRow]:
+def collected_pairs(run: OpenedRun, faults: list[str]) -> ListedPairs:
     """Preferences, then ties."""
-    found = []
-    for name in ("preferences.jsonl", "ties.jsonl"):
-        for row in rows_of(run, name, faults).rows:
-            texts = text(row, "prompt"), text(row, "chosen"), text(row, "rejected")
-            scores = number(row.get("chosen_reward")), number(row.get("rejected_reward"))
-            judge = str(row.get("judge") or "")
-            found.append(pair_row(str(row.get("pair", "")), texts, scores, tie=row.get("tie") is True, judge=judge))
-    return found
+    scores = ("chosen_reward", "rejected_reward")
+    files = [read_pairs(run, name, scores, "chosen", faults) for name in ("preferences.jsonl", "ties.jsonl")]
+    first = len(files[0].margins)
+
+    def rows(places: Sequence[int]) -> list[PairRow]:
+        return [collected_pair(*(files[at >= first].rows([at - first * (at >= first)]))) for at in places]
+
+    return ListedPairs(np.concatenate([np.array(file.margins) for file in files]), rows)
+
+
+def collected_pair(row: Mapping[str, object]) -> PairRow:
+    """A preference or a tie."""
+    texts = row_text(row, "prompt"), row_text(row, "chosen"), row_text(row, "rejected")
+    scores = number(row.get("chosen_reward")), number(row.get("rejected_reward"))
+    judge = str(row.get("judge") or "")
+    return pair_row(str(row.get("pair", "")), texts, scores, tie=row.get("tie") is True, judge=judge)
+
+
+def read_pairs(run: OpenedRun, name: str, scores: tuple[str, str], text: str, faults: list[str]) -> PairLines:
+    """The pairs of a file so far."""
+    lines = run.line_file(name, partial(PairLines, scores=scores, text=text))
+    lines.read_on()
+    faults.extend(lines.faults)
+    if lines.unfinished:
+        faults.append(f"{name}: the last line has no end; left out")
+    return lines
+
+
+def of_round(rows: Sequence[PairRow]) -> ListedPairs:
+    """The pairs of a round, which are in memory."""
+    margins = np.array([np.nan if row["margin"] is None else row["margin"] for row in rows], dtype=float)
+    return ListedPairs(margins, lambda places: [rows[at] for at in places])
 
 
 def round_pairs(run: OpenedRun, step: int, faults: list[str]) -> list[PairRow]:
@@ -118,7 +156,7 @@ def round_pairs(run: OpenedRun, step: int, faults: list[str]) -> list[PairRow]:
         worst = sorted(sides.get((draw, 0), []), key=better_first, reverse=True)
         for a, b in zip(best, worst, strict=False):
             where = f"draw {draw}, samples {a.get('sample')} and {b.get('sample')}"
-            texts = text(a, "prompt"), text(a, "completion"), text(b, "completion")
+            texts = row_text(a, "prompt"), row_text(a, "completion"), row_text(b, "completion")
             found.append(pair_row(where, texts, (number(a.get("reward")), number(b.get("reward")))))
     return found
 
