@@ -139,9 +139,9 @@ def extremes(values: Values) -> Values:
         return np.arange(count)
     size = -(-count // (MOST_POINTS // 2))
     stretches = -(-count // size)
-    known = np.full(stretches * size, np.nan)
-    known[:count] = values
-    known = known.reshape(stretches, size)
+    padded = np.full(stretches * size, np.nan)
+    padded[:count] = values
+    known = padded.reshape(stretches, size)
     missing, starts = np.isnan(known), size * np.arange(stretches)
     lowest = np.where(missing, np.inf, known).argmin(axis=1) + starts
     highest = np.where(missing, -np.inf, known).argmax(axis=1) + starts
