@@ -175,6 +175,19 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         assert ask(run, path=path) is not None
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "metrics.jsonl", "scores.jsonl"])
+def test_a_link_out_of_the_folder_is_not_followed(name: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    secret = tmp_path / "secret"
+    secret.write_text('{"step": 2, "draw": 1, "before": {"reward": 271828}, "details": {"maths": "271828"}}\n')
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(secret)
+    told = json.dumps([ask(run, path=path) for path in ("run/0/overview", "run/0/rollout/rollouts/2/1/0")])
+    assert "271828" not in told
+    assert f"{name}: cannot be read" in told
+    assert "is a link" in told
+
+
 def test_columns_of_another_type_count_as_missing(tmp_path: Path) -> None:
     rows = [{"draw": "0", "sample": 0, "prompt_id": "x", "prompt": "p", "completion": "c", "reward": 1.0}]
     add_step(tmp_path, 1, rows)

@@ -19,7 +19,7 @@ import torch
 
 from posttrain.errors import RunError, UserError
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
-from posttrain.runs.alarms import Alarm
+from posttrain.runs.alarms import Alarm, Illustration
 from posttrain.runs.checkpoint import forget_after, load_latest, prune, save
 from posttrain.runs.files import LineJournal, append_lines, cut_lines_after, write_atomically
 from posttrain.runs.folder import VERSION
@@ -388,7 +388,7 @@ def test_trainer_columns_have_a_row_for_each_completion_of_each_update(tmp_path:
 @pytest.mark.parametrize(("alarm", "says"), [("", "None"), (', "alarm": 7', "7")])
 def test_a_line_of_alarms_that_names_none_is_told(tmp_path: Path, alarm: str, says: str) -> None:
     with RunFolder.create(tmp_path, "") as run:
-        run.append_alarm(1, Alarm("length", "longer"), "", [])
+        run.append_alarm(1, Alarm("length", "longer"), Illustration(""))
         assert run.raised() == {"length": 1}
         with (tmp_path / "alarms.jsonl").open("a") as file:
             file.write(f'{{"step": 2{alarm}}}\n')

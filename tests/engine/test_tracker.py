@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from posttrain.options.training import TrackerOptions
 from posttrain.records import Grades
 from posttrain.runs import tracker as module
 from posttrain.runs.progress import Progress
-from posttrain.runs.reports import EndReport, StepReport
+from posttrain.runs.reports import EndReport, EvaluationReport, ScoredCompletions, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.tracker import SERVICES, TrackedRun, Tracker, require_trackers
 from posttrain.runs.watchers import Alarms
@@ -206,6 +207,27 @@ def test_a_reward_that_rises_alone_is_seen_against_the_evaluation_before_trainin
             folder.append_metrics(step, seen.metrics)
         assert raised[-1] == {"num_alarms": 1.0}
         assert folder.raised() == {"reward alone": 11}
+
+
+def test_an_alarm_about_held_out_completions_shows_one_of_the_evaluation(tmp_path: Path) -> None:
+    groups = [replace(written_group((1,), [(2,)] * 2), draw=7)]
+    told = {"maths": (("right", "wrong"),)}
+    grades = Grades(
+        names=(), scores=torch.zeros(0, 1, 2), weights=torch.zeros(0), rewards=torch.zeros(1, 2), outcomes=told
+    )
+    scored = ScoredCompletions(groups=groups, grades=grades, judged=torch.zeros(1, 2, dtype=torch.float64))
+    lines = [{"step": step, "eval/accuracy_sampled": 0.5, "eval/outcomes/maths/wrong": 0.1} for step in range(1, 9)]
+    with RunFolder.create(tmp_path / "run", "{}") as folder:
+        alarms = Alarms(folder, Progress(20))
+        alarms.history = [*lines]
+        jump = {"eval/accuracy_sampled": 0.5, "eval/outcomes/maths/wrong": 0.9}
+        step = graded(9, 2, score=1.0)
+        alarms.on_evaluation(EvaluationReport(step=9, results={}, completions=[scored]))
+        alarms.on_step(replace(step, metrics=jump))
+        [line] = records(folder.path / "alarms.jsonl")
+    assert line["alarm"] == "held-out maths wrong"
+    assert line["rollouts"] == [{"draw": 7, "sample": groups[0].rollouts[1].sample}]
+    assert line["evaluation"] == "brief"
 
 
 def graded(step: int, share: int, *, score: float) -> StepReport:

@@ -1,6 +1,7 @@
 """Answers of the viewer: what a page shows is what the files hold, and no more of them is read than it needs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,20 @@ def test_alarms_lead_to_the_rollouts_that_they_are_about(run: Path) -> None:
     assert ask(run, path=f"run/0/rollout/{alarms[1]['links'][0]['at']}")["row"]["sample"] == 2
 
 
+def test_an_alarm_about_held_out_completions_leads_to_those(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "alarms.jsonl").unlink()
+    alarm = {"step": 3, "alarm": "held-out maths wrong", "says": "s", "transcript": "t"}
+    rollouts = [{"draw": 2, "sample": 1}]
+    add_line(run, "alarms.jsonl", {**alarm, "rollouts": rollouts, "evaluation": "after"})
+    add_line(run, "alarms.jsonl", {**alarm, "rollouts": rollouts})  # of an earlier version: they are of training
+    links = [[link["at"] for link in each["links"]] for each in ask(run, path="run/0/overview")["alarms"]]
+    assert links[0] == ["evaluations/3/after-2/1"]
+    assert links[1] == [f"evaluations/3/after-{draw}/{sample}" for draw in (2, 3) for sample in (0, 1)]
+    for at in (*links[0], *links[1]):
+        assert ask(run, path=f"run/0/rollout/{at}")["row"]["outcomes"] == {"maths": "wrong"}
+
+
 def test_an_alarm_of_an_earlier_version_is_found_by_its_transcript(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     shown = "What is 2 + 1?\nünïcödé ✓"  # the end of the prompt, and the completion
@@ -236,6 +251,25 @@ def test_runs_are_found_below_a_folder_the_newest_first(tmp_path: Path) -> None:
     found = [folder.relative_to(tmp_path).as_posix() for folder in run_folders(tmp_path)]
     assert sorted(found) == ["old", "set", "set/inner"]
     assert ask(tmp_path / "set", path="runs")["runs"][0]["kind"] == "compare"
+
+
+def test_the_list_says_what_was_not_searched_and_leaves_out_what_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "1/2/3/4/5/deep"):
+        write_run(tmp_path / name, 1)
+    runs = OpenedRuns.of(run_folders(tmp_path), below=tmp_path)
+    listed = answer(runs, "runs", {})
+    assert {each["name"] for each in listed["runs"]} == {"a", "b"}
+    [fault] = listed["faults"]
+    assert "not searched, such as" in fault
+    assert str(tmp_path / "1/2/3/4/5") in fault
+    numbers = {each["name"]: each["run"] for each in listed["runs"]}
+    shutil.rmtree(tmp_path / "a")
+    assert [(each["name"], each["run"]) for each in answer(runs, "runs", {})["runs"]] == [("b", numbers["b"])]
+    monkeypatch.setattr("posttrain.viewer.run_folders.MOST_RUNS", 1)
+    write_run(tmp_path / "c", 1)
+    assert any("only the first 1 runs" in each for each in answer(runs, "runs", {})["faults"])
 
 
 def test_a_list_of_runs_reads_only_the_end_of_their_metrics_and_finds_runs_that_begin(tmp_path: Path) -> None:

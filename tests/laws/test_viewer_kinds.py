@@ -17,7 +17,7 @@ from posttrain.viewer.kinds.grid_world import read_arrays
 from posttrain.viewer.kinds.scored_pairs import round_pairs
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.run_folders import run_folders
-from posttrain.viewer.viewer_answers import NoSuchAnswer, OpenedRuns
+from posttrain.viewer.viewer_answers import NoSuchAnswer, OpenedRuns, answer
 from tests.support.kind_folders import (
     KINDS,
     PICTURE,
@@ -189,6 +189,16 @@ def test_a_comparison_and_phases_lead_to_the_runs_inside_them(tmp_path: Path) ->
         ("policy", "2-policy", "stopped"),
     ]
     assert found[0]["measures"][0]["after_low"] == 0.9
+    for folder, inside in ((compared, "grpo-seed-0"), (done, "1-rows")):
+        names = [each.name for each in run_folders(folder)]
+        shown = ask_below(folder, names.index(inside))
+        assert names[shown["part_of"]] == folder.name
+        siblings = {name for name in names if folder is compared and name not in (folder.name, inside)}
+        assert {names[at] for at in shown["compared_with"]} == siblings
+
+
+def ask_below(folder: Path, at: int) -> Any:
+    return answer(OpenedRuns.of(run_folders(folder), below=folder), f"run/{at}/overview", {})
 
 
 def test_a_picture_is_one_of_a_few_names_and_a_png(tmp_path: Path) -> None:

@@ -55,6 +55,18 @@ class Alarm:
     says: str
     outcome: tuple[str, str] | None = None
     """The reward function and verdict that the alarm is about."""
+    held_out: bool = False
+    """Whether it is about held-out completions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Illustration:
+    """Completions that show what an alarm is about."""
+
+    transcript: str
+    rollouts: Sequence[tuple[Group, Rollout]] = ()
+    evaluation: str = ""
+    """The evaluation that they are from; empty for completions of the step."""
 
 
 def alarms(history: Sequence[Line], raised: Mapping[str, int]) -> list[Alarm]:
@@ -110,7 +122,7 @@ def held_out_jumps(history: Sequence[Line]) -> list[Alarm]:
         if before and now - fmean(before) - learned >= OUTCOME_JUMP:
             _, _, function, outcome = name.split("/", 3)
             says = f"{now:.0%} of held-out completions are {outcome} by {function}, after {fmean(before):.0%} before"
-            found.append(Alarm(f"held-out {function} {outcome}", says, (function, outcome)))
+            found.append(Alarm(f"held-out {function} {outcome}", says, (function, outcome), held_out=True))
     return found
 
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.records import Example, Grades, Group, Rollout
+from posttrain.records import Example, Grades, Group
 from posttrain.runs import files, rollout_file
-from posttrain.runs.alarms import Alarm
+from posttrain.runs.alarms import Alarm, Illustration
 from posttrain.runs.folder import Folder, lock_folder, require_run_folder
 from posttrain.runs.reports import ScoredCompletions, UpdateTokens
 from posttrain.runs.run_inputs import FILE as INPUTS
@@ -155,18 +155,11 @@ class RunFolder(Folder):
             step += 1
         return step
 
-    def append_alarm(
-        self,
-        step: int,
-        alarm: Alarm,
-        transcript: str,
-        rollouts: Sequence[tuple[Group, Rollout]],
-        *,
-        notice: bool = False,
-    ) -> None:
-        """Write an alarm with a transcript, and the draw and sample of the completions that it is about."""
-        about = [{"draw": group.draw, "sample": rollout.sample} for group, rollout in rollouts]
-        line = {"step": step, "alarm": alarm.name, "says": alarm.says, "transcript": transcript, "rollouts": about}
+    def append_alarm(self, step: int, alarm: Alarm, shown: Illustration, *, notice: bool = False) -> None:
+        """Write an alarm with a transcript, and the completions that it is about by draw and sample."""
+        about = [{"draw": group.draw, "sample": rollout.sample} for group, rollout in shown.rollouts]
+        line = {"step": step, "alarm": alarm.name, "says": alarm.says, "transcript": shown.transcript}
+        line |= {"rollouts": about, **({"evaluation": shown.evaluation} if shown.evaluation else {})}
         self._append("alarms.jsonl", [{**line, "notice": True} if notice else line])
 
     def raised(self) -> dict[str, int]:

@@ -6,8 +6,20 @@ from itertools import takewhile
 
 from posttrain.errors import RunError, UserError
 from posttrain.options.reward import GradingOptions
+from posttrain.records import Grades
 from posttrain.runs import reports
-from posttrain.runs.alarms import GAP, Line, alarms, illustrations, is_notice, judged_gap, same_reward, transcript
+from posttrain.runs.alarms import (
+    GAP,
+    Alarm,
+    Illustration,
+    Line,
+    alarms,
+    illustrations,
+    is_notice,
+    judged_gap,
+    same_reward,
+    transcript,
+)
 from posttrain.runs.progress import Progress
 from posttrain.runs.run_folder import RunFolder
 
@@ -123,6 +135,21 @@ class Alarms(Watcher):
         self.history: list[Line] | None = None
         """The lines of metrics.jsonl with completions, and that of step 0."""
         self.raised: dict[str, int] = {}
+        self.measured: reports.EvaluationReport | None = None
+        """The evaluation of the step that is under way."""
+
+    def on_evaluation(self, report: reports.EvaluationReport) -> None:
+        self.measured = report
+
+    def illustration(self, alarm: Alarm, report: reports.StepReport, grades: Grades) -> Illustration:
+        """Completions of the step, or held-out ones for an alarm about those."""
+        measured = self.measured if alarm.held_out else None
+        sampled = [each for each in measured.completions if not each.greedy] if measured else []
+        if measured is None or measured.step != report.step or not sampled:
+            about = illustrations(alarm, report.groups, grades)
+            return Illustration(transcript(*about[0]), about)
+        about = illustrations(alarm, sampled[0].groups, sampled[0].grades)
+        return Illustration(transcript(*about[0]), about, measured.evaluation)
 
     def on_step(self, report: reports.StepReport) -> reports.Metrics | None:
         if report.grades is None:
@@ -134,15 +161,15 @@ class Alarms(Watcher):
         self.history.append({"step": report.step, **numbers})
         count = 0
         for alarm in alarms(self.history, self.raised):
-            about, notice = illustrations(alarm, report.groups, report.grades), is_notice(alarm, report.grades)
-            shown = transcript(*about[0])
+            shown, notice = self.illustration(alarm, report, report.grades), is_notice(alarm, report.grades)
             self.raised[alarm.name] = report.step
-            self.folder.append_alarm(report.step, alarm, shown, about, notice=notice)
-            indented = shown.replace("\n", "\n    ")
+            self.folder.append_alarm(report.step, alarm, shown, notice=notice)
+            indented = shown.transcript.replace("\n", "\n    ")
             head = f"{'Notice' if notice else 'ALARM'}, step {report.step}, {alarm.name}: {alarm.says}"
             paid = ", and it is what the reward pays" if notice else ""
             self.progress.note(f"{head}{paid}.  For example:\n    {indented}")
             count += not notice
+        self.measured = None
         return {"num_alarms": float(count)}
 
 

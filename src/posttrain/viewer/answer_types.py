@@ -60,6 +60,8 @@ class RunList(TypedDict):
     """Whether the page follows runs that go on."""
     below: str
     """The folder below which runs were found; empty where they were named."""
+    faults: list[str]
+    """What was not searched."""
 
 
 class RunVersion(TypedDict):
@@ -174,5 +176,8 @@ class Overview(TypedDict):
     seconds_by_stage: Stack
     alarms: list[AlarmEntry]
     before_after: list[Measure]
+    part_of: int | None
+    """The comparison or the phases that the run is in."""
     compared_with: list[int]
+    """The other runs that were named, or those of the same comparison."""
     kind_pages: list[KindPage]

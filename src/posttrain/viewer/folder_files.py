@@ -5,11 +5,12 @@ A file that cannot be read raises Unreadable with one line for the page.  What w
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from stat import S_ISREG
-from typing import Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 from posttrain.runs.progress import visible
 
@@ -57,6 +58,13 @@ def stamp(path: Path) -> Stamp | None:
     return (found.st_size, found.st_mtime_ns, found.st_ino) if S_ISREG(found.st_mode) else None
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a file of a folder.  A link may lead to what is not the run's, and is not followed.  Raises OSError."""
+    if path.is_symlink():
+        raise OSError("it is a link, which the viewer does not follow.  Put the file itself there")
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW))
+
+
 class WholeFile(Generic[Content]):
     """A small file, such as summary.json, and what it says."""
 
@@ -79,7 +87,8 @@ class WholeFile(Generic[Content]):
         try:
             if size > MOST_BYTES:
                 raise ValueError(f"{size} bytes, more than the viewer reads")
-            return self.read(self.path.read_bytes())
+            with open_file(self.path) as file:
+                return self.read(file.read(MOST_BYTES + 1))
         except (ValueError, OSError, RecursionError) as error:
             return Unreadable(self.path.name, f"cannot be read ({error})")
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from posttrain.viewer.folder_files import Stamp, stamp
+from posttrain.viewer.folder_files import Stamp, open_file, stamp
 
 MOST_FAULTS = 20
 """Damaged lines that are named one by one."""
@@ -53,7 +53,7 @@ class LineFile:
         if now is None:
             return
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 file.seek(self.end)
                 self.unfinished = False
                 while part := file.readline(MOST_LINE):

@@ -6,6 +6,7 @@ Nothing in a folder is run: no code, template or pickle of it.
 import fcntl
 import os
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +52,11 @@ class OpenedRun:
         self.pieces = TokenPieces(folder)
         self._whole_files: dict[str, WholeFile[Any]] = {}
         self._line_files: dict[str, Any] = {}
+
+    @cached_property
+    def place(self) -> Path:
+        """The folder without links."""
+        return self.folder.resolve()
 
     def files(self, source: Source) -> StepFiles:
         return self.rollouts if source == "rollouts" else self.evaluations

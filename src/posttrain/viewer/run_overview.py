@@ -8,7 +8,7 @@ from posttrain.viewer.answer_types import AlarmEntry, KindPage, Link, Measure, N
 from posttrain.viewer.folder_files import content_or, mapping, noting, number
 from posttrain.viewer.metric_curves import MOST_POINTS, outcomes, panels, seconds_by_stage
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS
+from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, names_of
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 HEADLINES = ("accuracy_sampled", "score", "reward", "pairs/accuracy", "accuracy", "loss")
@@ -55,8 +55,13 @@ def run_version(run: OpenedRun) -> RunVersion:
     return RunVersion(version=run.version(), state=run.state(), last_step=run.metrics.tail().last_step)
 
 
-def overview(run: OpenedRun, at: int, others: Sequence[int], pages: Sequence[KindPage]) -> Overview:
-    """All that the first page of a run shows; `others` are the runs that it is compared with."""
+def overview(
+    run: OpenedRun, at: int, *, part_of: int | None, others: Sequence[int], pages: Sequence[KindPage]
+) -> Overview:
+    """All that the first page of a run shows.
+
+    It is a part of the comparison or the phases `part_of`, and `others` are the runs that it is compared with.
+    """
     metrics = run.metrics.whole()
     entry = run_entry(run, at)
     faults = list(entry["faults"])
@@ -91,6 +96,7 @@ def overview(run: OpenedRun, at: int, others: Sequence[int], pages: Sequence[Kin
         seconds_by_stage=seconds_by_stage(metrics),
         alarms=alarms,
         before_after=measures(summary),
+        part_of=part_of,
         compared_with=list(others),
         kind_pages=list(pages),
     )
@@ -184,7 +190,8 @@ def resting_on(results: Mapping[str, object], name: str) -> str:
     return f"{problems} problems" + (f" × {samples}" if samples is not None and not greedy else "")
 
 
-NO_ROLLOUTS: Sequence[tuple[int, int]] = ()
+NO_LINKS: list[Link] = []
+HELD_OUT, MOST_LINKS = "held-out ", 8
 TAIL = 300
 """Characters of a long completion's end that a transcript has."""
 
@@ -198,12 +205,35 @@ def alarm_entries(run: OpenedRun, faults: list[str]) -> list[AlarmEntry]:
             says=str(record.get("says", "")),
             notice=record.get("notice") is True,
             transcript=str(record.get("transcript", "")),
-            links=[
-                Link(at=f"rollouts/{record['step']}/{draw}/{sample}", label=f"prompt {draw}, completion {sample}")
-                for draw, sample in content_or(NO_ROLLOUTS, partial(rollouts_of_alarm, run, record), faults)
-            ],
+            links=content_or(NO_LINKS, partial(links_of_alarm, run, record), faults),
         )
         for record in run.alarms.records()
+    ]
+
+
+def links_of_alarm(run: OpenedRun, record: Mapping[str, object]) -> list[Link]:
+    """The completions that an alarm is about, held-out ones for an alarm about those.  Raises Unreadable."""
+    step, evaluation = int(str(record["step"])), record.get("evaluation")
+    name = str(record.get("alarm", ""))
+    if name.startswith(HELD_OUT) and evaluation is None:
+        return held_out_links(run, step, name.removeprefix(HELD_OUT))
+    place = f"evaluations/{step}/{evaluation}-" if evaluation in ("before", "brief", "after") else f"rollouts/{step}/"
+    return [
+        Link(at=f"{place}{draw}/{sample}", label=f"prompt {draw}, completion {sample}")
+        for draw, sample in rollouts_of_alarm(run, record)
+    ]
+
+
+def held_out_links(run: OpenedRun, step: int, verdict: str) -> list[Link]:
+    """Held-out completions with an outcome, for alarms of earlier versions, which named completions of training."""
+    function, _, outcome = verdict.partition(" ")
+    if step not in run.evaluations.steps():
+        return []
+    rows = run.evaluations.kept(step, ("draw", "sample", "evaluation", "greedy", f"outcome/{function}")).to_pylist()
+    shown = [row for row in rows if row.get(f"outcome/{function}") == outcome and not row.get("greedy")]
+    return [
+        Link(at=f"evaluations/{step}/{'/'.join(names_of(row))}", label=f"held-out prompt {row['draw']}")
+        for row in shown[:MOST_LINKS]
     ]
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from posttrain.viewer.folder_files import Unreadable, mapping
+from posttrain.viewer.folder_files import Unreadable, mapping, open_file
 from posttrain.viewer.line_files import LineFile
 
 LINE = re.compile(rb'\{"step": (\d{1,12}), "draw": (\d{1,12}),')
@@ -33,10 +33,12 @@ class ScoreLines(LineFile):
     def of_group(self, step: int, draw: int) -> Mapping[str, object]:
         """The record of a group, empty where there is none.  Raises Unreadable for a damaged line."""
         self.read_on()
+        if self.faults:
+            raise Unreadable(self.path.name, self.faults[0].partition(": ")[2])
         if (step, draw) not in self._places:
             return {}
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 file.seek(self._places[step, draw])
                 line = file.readline(MOST_BYTES)
                 if len(line) == MOST_BYTES:

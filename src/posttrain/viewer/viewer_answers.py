@@ -21,7 +21,7 @@ from posttrain.viewer.problem_pages import ProblemIndex
 from posttrain.viewer.rollout_page import rollout_page
 from posttrain.viewer.rollout_rows import RowPages
 from posttrain.viewer.row_selections import RowQuery, WrongQuery
-from posttrain.viewer.run_folders import run_folders
+from posttrain.viewer.run_folders import holds_runs, runs_below
 from posttrain.viewer.run_overview import overview, run_entry, run_version
 from posttrain.viewer.step_pages import group_page, step_list, step_page
 
@@ -73,12 +73,17 @@ class OpenedRuns:
     live: bool = True
     """Whether the page follows runs that go on."""
 
-    def look_again(self) -> None:
-        """Add the runs that have appeared below the folder; those that are known keep their numbers."""
-        if self.below is not None:
-            known = {each.run.folder for each in self.shown}
-            new = [folder for folder in run_folders(self.below) if folder not in known]
-            self.shown.extend(OpenedRuns.of(new).shown)
+    def look_again(self) -> list[str]:
+        """Add the runs that have appeared below the folder; returns what was not searched.
+
+        Those that are known keep their numbers.
+        """
+        if self.below is None:
+            return []
+        known, found = {each.run.folder for each in self.shown}, runs_below(self.below)
+        new = [folder for folder in found.folders if folder not in known]
+        self.shown.extend(OpenedRuns.of(new).shown)
+        return found.faults
 
     @classmethod
     def of(cls, folders: Sequence[Path], *, below: Path | None = None) -> "OpenedRuns":
@@ -130,21 +135,34 @@ def answer(runs: OpenedRuns, path: str, query: Query) -> Answer:
 
 
 def run_list(asked: AskedFor) -> Answer:
-    """All runs; below a folder also those that were begun since."""
+    """All runs; below a folder also those that were begun since, and without those that were removed."""
     runs = asked.runs
-    runs.look_again()
+    faults = runs.look_again()
+    there = [at for at, each in enumerate(runs.shown) if runs.below is None or each.run.folder.is_dir()]
     return RunList(
-        runs=[run_entry(each.run, at) for at, each in enumerate(runs.shown)],
+        runs=[run_entry(runs.shown[at].run, at) for at in there],
         live=runs.live,
         compares=runs.below is None and len(runs.shown) > 1,
         below=str(runs.below or ""),
+        faults=faults,
     )
 
 
 def run_overview(asked: AskedFor) -> Answer:
-    named = asked.runs.below is None
-    others = [at for at in range(len(asked.runs.shown)) if at != asked.at and named]
-    return overview(asked.run, asked.at, others, kind_pages(asked.run))
+    shown, run = asked.runs.shown, asked.run
+    part_of = enclosing(shown, run)
+    others = [at for at in range(len(shown)) if at != asked.at]
+    if asked.runs.below is not None:
+        within = part_of is not None and content_or("", shown[part_of].run.kind, []) == "compare"
+        others = [at for at in others if within and shown[at].run.place.parent == run.place.parent]
+    return overview(run, asked.at, part_of=part_of, others=others, pages=kind_pages(run))
+
+
+def enclosing(shown: Sequence[ShownRun], run: OpenedRun) -> int | None:
+    """The comparison or the phases whose folder a run is in, the innermost one."""
+    around = [at for at, each in enumerate(shown) if each.run.place in run.place.parents]
+    around = [at for at in around if holds_runs(shown[at].run.folder)]
+    return max(around, key=lambda at: len(shown[at].run.place.parts), default=None)
 
 
 def kind_pages(run: OpenedRun) -> list[KindPage]:

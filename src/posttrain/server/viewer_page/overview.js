@@ -16,21 +16,31 @@ export function OverviewPage({ run, runs, query, version }) {
 
 function Overview({ overview, runs, query, version }) {
   const marks = overview.alarms.filter((alarm) => !alarm.notice).map((alarm) => alarm.step);
-  return html`<${Head} overview=${overview} />
+  return html`<${Head} overview=${overview} runs=${runs} />
     ${overview.lacks.length > 0 && html`<ul class="lacks">${overview.lacks.map((text) => html`<li key=${text}>${plain(text)}</li>`)}</ul>`}
     <${Alarms} alarms=${overview.alarms} run=${overview.run} />
     <${Panels} overview=${overview} query=${query} marks=${marks} />
     <${BeforeAfter} measures=${overview.before_after} />
     ${overview.kind === "rl" && html`<${StepTable} run=${overview.run} version=${version} />`}
-    <${Made} overview=${overview} runs=${runs} />`;
+    <${Made} overview=${overview} />`;
 }
 
-function Head({ overview }) {
+// The comparison or the phases that the run is in, and the runs that it is compared with.
+function Around({ overview, runs }) {
+  const nameOf = (run) => plain(runs.find((one) => one.run === run)?.name || run);
+  const { part_of: around, compared_with: others } = overview;
+  return html`${around !== null && html`<p class="links">Part of <a href=${link(["run", around])}>${nameOf(around)}</a></p>`}
+    ${others.length > 0 && html`<p class="links">Compare with ${others.map((other) => html`<a key=${other}
+      href=${link(["compare"], { a: overview.run, b: other })}>${nameOf(other)}</a> `)}</p>`}`;
+}
+
+function Head({ overview, runs }) {
   const steps = `${number(overview.last_step)}${overview.num_steps ? ` of ${number(overview.num_steps)}` : ""}`;
   const facts = [["algorithm", overview.algorithm], ["task", overview.task], ["model", overview.model], ["steps", steps],
     ["time", seconds(overview.seconds.total)]];
   return html`<h1 tabindex="-1">${plain(overview.name)} <${Tag}>${overview.kind}<//></h1>
-    <dl class="facts">${facts.filter(([, value]) => value && value !== "–").map(([name, value]) => html`<${Fact} key=${name} name=${name}>${plain(value)}<//>`)}</dl>`;
+    <dl class="facts">${facts.filter(([, value]) => value && value !== "–").map(([name, value]) => html`<${Fact} key=${name} name=${name}>${plain(value)}<//>`)}</dl>
+    <${Around} overview=${overview} runs=${runs} />`;
 }
 
 function Alarms({ alarms, run }) {
@@ -106,13 +116,11 @@ function MeasureRow({ measure, rests }) {
 }
 
 // How the run was made, folded away.
-function Made({ overview, runs }) {
+function Made({ overview }) {
   const tables = [["Machine", overview.machine], ["Versions", overview.versions],
     ["Seconds", mapped(overview.seconds, seconds)], ["Tokens", mapped(overview.tokens, number)]];
   return html`<${Section} id="made" title="How it was made">
     <p class="note path">${plain(overview.folder)}</p>
-    ${overview.compared_with.length > 0 && html`<p class="links">Compare with ${overview.compared_with.map((other) => html`<a key=${other}
-      href=${link(["compare"], { a: overview.run, b: other })}>${plain(runs.find((one) => one.run === other)?.name || other)}</a> `)}</p>`}
     ${overview.recipe && html`<details><summary>Recipe</summary><pre class="code">${plain(overview.recipe)}</pre></details>`}
     ${tables.filter(([, table]) => Object.keys(table).length).map(([title, table]) => html`<details key=${title}>
       <summary>${title}</summary><table class="pairs"><tbody>${Object.entries(table).map(([name, value]) => html`<tr key=${name}>

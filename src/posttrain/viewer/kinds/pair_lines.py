@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from posttrain.viewer.folder_files import Unreadable, number
+from posttrain.viewer.folder_files import Unreadable, number, open_file
 from posttrain.viewer.line_files import MOST_LINE, LineFile
 
 
@@ -34,7 +34,7 @@ class PairLines(LineFile):
         """Some rows.  Raises Unreadable where the file has changed meanwhile."""
         found: list[Mapping[str, object]] = []
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 for place in at:
                     file.seek(self.places[place])
                     row = json.loads(file.readline(MOST_LINE))

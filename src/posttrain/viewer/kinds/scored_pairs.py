@@ -84,6 +84,7 @@ def missing(kind: str) -> str:
 
 
 def held_out_pairs(run: OpenedRun, faults: list[str]) -> ListedPairs:
+    """Held-out pairs, in the order of their file."""
     lines = read_pairs(run, "held_out.jsonl", ("chosen", "rejected"), "chosen_text", faults)
 
     def rows(places: Sequence[int]) -> list[PairRow]:
