@@ -108,6 +108,15 @@ def until_done(ask: Asked, **query: object) -> tuple[float, int]:
     return time.perf_counter() - began, answers
 
 
+def pages_at_random(ask: Asked, dice: random.Random, total: int, **query: object) -> str:
+    """Milliseconds of a page at a random place, and the processor time of the server."""
+    used = ask.cpu_seconds()
+    asked = [partial(ask, "run/0/rows", offset=dice.randrange(total), **query) for _ in range(TIMES)]
+    pages = [milliseconds(each) for each in asked]
+    used = 1000 * (ask.cpu_seconds() - used) / TIMES
+    return f"{median(pages):8.0f} ms   (longest of {TIMES}: {max(pages):.0f} ms; processor time of one: {used:.0f} ms)"
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--run", type=Path)
@@ -125,21 +134,18 @@ def main() -> None:
         print(f"first page of 100 rows      {milliseconds(lambda: ask('run/0/rows')):8.0f} ms")
         total = int(str(ask("run/0/rows")["total"]))
         dice = random.Random(1)
-        used = ask.cpu_seconds()
-        pages = [milliseconds(lambda: ask("run/0/rows", offset=dice.randrange(total))) for _ in range(TIMES)]
-        used = 1000 * (ask.cpu_seconds() - used) / TIMES
-        most = f"longest of {TIMES}: {max(pages):.0f} ms; processor time of one: {used:.0f} ms"
-        print(f"a page of 100 of {total:<10,} {median(pages):8.0f} ms   ({most})")
+        print(f"a page of 100 of {total:<10,} {pages_at_random(ask, dice, total)}")
         filters: dict[str, dict[str, object]] = {
             "an outcome": {"outcome": "correct"},
             "a text": {"text": "39="},
-            "an order": {"sort": "-length"},
+            "an order by reward": {"sort": "-reward"},
+            "an order by length": {"sort": "-length"},
         }
         for name, query in filters.items():
             seconds, answers = until_done(ask, **query)
-            again = milliseconds(partial(ask, "run/0/rows", offset=500, **query))
-            told = f"in {answers} answers; a page then {again:.0f} ms"
-            print(f"{name + ' over all rows':27} {1000 * seconds:8.0f} ms   {told}")
+            matches = int(str(ask("run/0/rows", **query)["matches"]))
+            print(f"{name + ' over all rows':27} {1000 * seconds:8.0f} ms   in {answers} answers")
+            print(f"  then a page of 100        {pages_at_random(ask, dice, matches, **query)}")
         print(f"list of problems            {milliseconds(lambda: ask('run/0/problems')):8.0f} ms")
         print(f"memory at most              {ask.megabytes():8.0f} MB")
     finally:
