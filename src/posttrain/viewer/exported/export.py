@@ -66,10 +66,11 @@ def export_runs(runs: OpenedRuns, limit: int) -> ExportedFile:
     kept = [KeptRun(at, shown.run) for at, shown in enumerate(runs.shown)]
     overviews = needed(runs)
     sized = SizedAnswers(limit - len(page_html({}).encode()) - ROOM_FOR_NOTE)
+    sized.reserved = ROOM_FOR_LISTS * len(kept)  # of runs without a rollout, too
     if not sized.add(overviews):
         whole = SizedAnswers(sys.maxsize)
         whole.add(overviews)
-        least = (limit - sized.limit + whole.used + whole.shared.size) / 1e6
+        least = (limit - sized.limit + sized.reserved + whole.used + whole.shared.size) / 1e6
         rule = f"the page and the overviews need {least:.2f}MB"
         raise UserError(f"size = {limit / 1e6:g}MB: {rule}.  Use a larger size.")
     add_groups(runs, kept, {each.at: iter(alarmed_groups(each.run)) for each in kept}, sized)
