@@ -175,9 +175,9 @@ for size, error in zip(sizes, errors, strict=True):
     assert abs(error / (variance / size).sqrt() - 1) < 0.25
 
 # %% [markdown]
-# The theory holds: for one more digit we need a hundred times as many samples. With ten samples the error is almost
-# half as long as the gradient, and this is a model with three tokens. That is the price of the log-trick, and the
-# reason for most of what follows. Lesson 3 lowers the noise without more samples.
+# The theory holds: for a tenth of the error we need a hundred times as many samples. With ten samples the error is
+# almost half as long as the gradient, and this is a model with three tokens. That is the price of the log-trick, and
+# the reason for most of what follows. Lesson 3 lowers the noise without more samples.
 #
 # ## Questions
 #
