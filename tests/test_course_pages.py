@@ -50,6 +50,9 @@ def test_the_page_of_a_mistake_shows_what_the_command_prints(number: int) -> Non
     (shown,) = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
     assert f"$ posttrain course mistake {number}\nMistake {number}: {MISTAKES[number].title}\n" in shown
     assert f"What tells: {MISTAKES[number].told_by}.\n" in shown
+    assert re.search(
+        r"^Alarms that the mistaken run would raise: (none|`[a-z ]+` at step \d+.*)\.$", shown, re.MULTILINE
+    )
     assert all(re.search(rf"^{re.escape(label)} +-?[\dn]", shown, re.MULTILINE) for label in LABELS.values())
     picture = MISTAKE_PAGES / f"../../pictures/mistake-{number}.png"
     assert picture.stat().st_size <= LARGEST_PICTURE

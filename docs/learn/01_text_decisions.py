@@ -220,7 +220,8 @@ if FULL:
 # <details><summary>Answer</summary>
 #
 # −100 is not an index, so `gather` raises an error (on a GPU, a device-side assertion). Mask first and pick afterwards,
-# or pick at a valid index and mask the result. One course notebook looks up first and masks later, so its own example ends in the error.
+# or pick at a valid index and mask the result. One course notebook looks up first and masks later,
+# so its own example ends in the error.
 #
 # </details>
 #
