@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -141,6 +141,35 @@ def test_callers_share_the_steps_of_the_model(server: ModelServer, monkeypatch: 
         until(lambda: len(server.service.sampler.waiting) == 32)
     assert all(each.result()[0] == 200 for each in callers)
     assert together <= num_steps <= 2 * together
+
+
+def test_chunks_of_all_answers_leave_in_one_pass(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next pass is later than the last chunk, at most a period later, and the same whenever that was sent."""
+    for num_requests, period in ((0, 0.02), (10, 0.02), (32, 0.064), (1000, 0.1)):
+        monkeypatch.setattr(server.service, "num_requests", num_requests)
+        begin = 5000 * period
+        passes = [server.service._pass_after(begin + share * period) for share in (0.01, 0.5, 0.99)]
+        assert passes == pytest.approx([begin + period] * 3)
+
+
+def test_small_requests_are_answered_without_a_change_of_threads(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {**ASKS[TEXT], "max_tokens": 8, "seed": 3}
+    expected = whole(server, TEXT, body)[0]
+    used = []
+
+    async def threaded(call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        used.append(call.__name__)
+        return call(*given, **named)
+
+    monkeypatch.setattr("posttrain.server.openai_routes.run_in_threadpool", threaded)
+    assert whole(server, TEXT, body)[0] == expected
+    assert used == []
+    assert asked(server, TEXT, {**body, "user": "a" * 5000})[0] == 200
+    assert used == ["read_completion_request"], "a large one"
+    assert asked(server, TEXT, {**body, "n": 16, "max_tokens": 40, "logprobs": 5})[0] == 200
+    assert used == ["read_completion_request", "_whole"], "an answer with many texts"
 
 
 # What ends an answer

@@ -35,6 +35,10 @@ PATIENCE_SECONDS = 30.0
 CHUNK_SECONDS = 0.02
 """Chunks are sent at multiples of this, those of all answers in one pass: sending many more takes longer than a small
 model takes to sample them."""
+STREAMS_IN_A_PASS = 10
+"""With more requests, passes are rarer in proportion, so that the share of time for sending is bounded."""
+RAREST_PASS = 5.0
+"""In multiples of `CHUNK_SECONDS`."""
 SMALL_BODY = 4096
 """Bytes of a body that is read without a change of threads: each change may wait for the sampler's thread."""
 FEW_TEXTS = 512
@@ -219,16 +223,22 @@ class Service:
         sent_at = -CHUNK_SECONDS  # the first chunk is sent as soon as there is one
         while under_way:
             with refusing():
-                await asyncio.sleep(after_pass(sent_at) - time.monotonic())
+                await asyncio.sleep(self._pass_after(sent_at) - time.monotonic())
                 await self._wait_for(news, job)
             said = [chunk for each, choice in under_way if (chunk := self._next(choice, job, each)) is not None]
             under_way = [(each, choice) for each, choice in under_way if not choice.ended]
-            if said:
+            chunks = [{**heading.over([chunk], chunk=True), **no_usage} for chunk in said]
+            if asked.stream_usage and not under_way:
+                num_sampled = sum(len(each.tokens) for each in job.done.values())
+                chunks.append({**heading.over([], chunk=True), "usage": usage(asked, num_sampled)})
+            if chunks:
                 sent_at = time.monotonic()
-                yield [{**heading.over([chunk], chunk=True), **no_usage} for chunk in said]
-        if asked.stream_usage:
-            num_sampled = sum(len(each.tokens) for each in job.done.values())
-            yield [{**heading.over([], chunk=True), "usage": usage(asked, num_sampled)}]
+                yield chunks
+
+    def _pass_after(self, seconds: float) -> float:
+        """The time of the first pass after this one, the same for all answers."""
+        period = CHUNK_SECONDS * min(RAREST_PASS, max(1.0, self.num_requests / STREAMS_IN_A_PASS))
+        return (seconds // period + 1) * period if period else seconds
 
     async def _wait_for(self, news: asyncio.Event, job: SamplingJob) -> None:
         """Wait for news of a job.  Raises what has ended it before it was done."""
@@ -282,11 +292,6 @@ async def events(first: list[Json], others: AsyncIterator[list[Json]]) -> AsyncI
 def event_of(*contents: Json) -> bytes:
     """Events in ASCII: some clients end a line at other characters than line feeds."""
     return "".join(f"data: {json.dumps(each, separators=(',', ':'))}\n\n" for each in contents).encode("ascii")
-
-
-def after_pass(seconds: float) -> float:
-    """When the first pass after this time is."""
-    return (seconds // CHUNK_SECONDS + 1) * CHUNK_SECONDS if CHUNK_SECONDS else seconds
 
 
 @contextmanager
