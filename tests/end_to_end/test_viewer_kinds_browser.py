@@ -104,7 +104,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = write_run(folder / "run")
     texts = [text.encode("utf-8", "replace").decode() for text in HOSTILE.values()]
     write_rows(run / "rollouts/step-000003.parquet", step_rows(3, group=len(texts), texts=texts))
-    made = export_runs(OpenedRuns.of([run]), 900_000)
+    made = export_runs(OpenedRuns.of([run]), 400_000)
     assert 0 < made.num_rollouts < made.of_rollouts
     (folder / "run.html").write_text(made.html)
     return folder / "run.html"
