@@ -13,6 +13,7 @@ from tests.support.browser import VARIABLE, Browser, browser, chromium
 from tests.support.hostile_texts import HOSTILE
 from tests.support.runs import command, save_tiny_model, start, tiny_recipe
 from tests.support.viewed import LEAST_CONTRAST, LOADED, OVERFLOW, PLANTED, VIEWS, viewing, with_texts
+from tests.support.viewed_folders import held_out_rows, write_rows, write_run
 
 pytestmark = pytest.mark.skipif(
     chromium() is None, reason=f"needs Chromium: none is on the PATH, and {VARIABLE} names none"
@@ -62,6 +63,9 @@ def test_a_view_opens_without_errors_and_asks_nobody_else(name: str, window: Bro
         open_view(window, server, VIEWS[name], width=width)
         assert not window.run(OVERFLOW), f"wider than {width} px"
     assert window.run("document.querySelectorAll('h1').length") == 1
+    assert window.run("[...document.querySelectorAll('[id]')].map(each => each.id).length") == window.run(
+        "new Set([...document.querySelectorAll('[id]')].map(each => each.id)).size"
+    )
     assert window.run("location.hash.includes('token')") is False
     asked = [each for each in window.requests if not each.startswith("data:")]
     assert asked
@@ -143,6 +147,86 @@ def test_an_address_keeps_every_choice(window: Browser, server: RunViewer) -> No
     open_view(window, server, "/run/1/rows?outcome=countdown%3Acorrect&sort=-length")
     assert "match" in shown(window)
     assert window.run("document.querySelectorAll('main select')[1].value") == "countdown:correct"
+
+
+def test_a_link_keeps_the_token_and_the_ticked_runs(window: Browser, server: RunViewer) -> None:
+    open_view(window, server, VIEWS["rollout"])
+    window.run("document.querySelector('[data-at=\"0\"]').focus()")
+    window.press("ArrowRight")
+    window.until("location.hash.endsWith('?token=1')")
+    window.run("document.querySelector('[data-at=\"3\"]').click()")
+    window.until("location.hash.endsWith('?token=3')")
+    open_view(window, server, VIEWS["rollout"] + "?token=3")
+    assert "Token 3" in window.run("document.querySelector('.reading-box').innerText")
+    open_view(window, server, VIEWS["rollout"] + "?token=999999")
+    last = window.run("document.querySelectorAll('.read [data-at]').length") - 1
+    assert f"Token {last}" in window.run("document.querySelector('.reading-box').innerText")
+    open_view(window, server, "/")
+    window.run("document.querySelectorAll('input[type=checkbox]').forEach(each => each.click())")
+    window.until("location.hash.includes('chosen=')")
+    kept = window.run("location.hash")
+    open_view(window, server, kept.removeprefix("#"))
+    assert window.run("document.querySelectorAll('input:checked').length") == kept.count("%2C") + 1
+
+
+def test_a_chart_is_read_by_keys_and_a_mark_opens_all_alarms_of_its_step(window: Browser, server: RunViewer) -> None:
+    open_view(window, server, "/run/1")
+    window.run("document.querySelector('.plot').focus()")
+    window.press("End")
+    window.until("document.querySelector('.plot').getAttribute('aria-valuetext').startsWith('step 30:')")
+    window.press("ArrowLeft")
+    window.until("document.querySelector('.plot').getAttribute('aria-valuetext').startsWith('step 29:')")
+    window.press("+")
+    window.until("location.hash.includes('from=')")
+    window.press("-")
+    window.until("!location.hash.includes('from=')")
+    window.press("End")
+    window.press("Enter")
+    window.until("document.activeElement.closest('.alarms')")
+    opened = "[...document.querySelectorAll('.alarms li')].map(each => [each.dataset.step, each.querySelector('details').open])"
+    assert [each for each in window.run(opened) if each[1]] == [["30", True], ["30", True]]
+    open_view(window, server, "/run/1")
+    window.run("document.querySelector('.plot').focus()")
+    for key in ("Home", "ArrowRight", "Enter"):
+        window.press(key)
+    window.until("location.hash === '#/run/1/step/2'")
+
+
+def test_held_out_completions_are_right_or_wrong_whatever_training_pays_for(window: Browser, server: RunViewer) -> None:
+    open_view(window, server, "/run/1/rows?source=evaluations&evaluation=after&sort=-judged")
+    titles = window.run("document.querySelector('.row.titles').innerText.split('\\n')")
+    assert titles[:6] == ["step", "evaluation", "rollout", "sampling", "judged", "tokens"]
+    first = window.run("document.querySelector('[data-place=\"0\"]').innerText")
+    assert "after training" in first
+    assert "right" in first
+    assert window.run("document.querySelector('form.filters select').value") == "after"
+    window.run("document.querySelector('[data-place=\"0\"]').click()")
+    window.until("document.querySelector('dl.facts')?.innerText.includes('by the task')")
+
+
+def test_a_problem_is_scored_by_its_sampled_completions(window: Browser, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    rows = held_out_rows(2, "brief", [[1, 0]]) + held_out_rows(2, "after", [[1, 1]])
+    write_rows(run / "evaluations/step-000002.parquet", rows)
+    with viewing(run) as server:
+        open_view(window, server, "/run/0/problem/held-out%2F0")
+        heads = window.run("[...document.querySelectorAll('.asked-at h2')].map(each => each.innerText)")
+        # by hand; each evaluation also has a wrong greedy completion, which would give 0.333 and 0.667
+        assert [each.partition("held-out, ")[2] for each in heads] == [
+            "before training · mean score 0",
+            "during training · mean score 0.500",
+            "after training · mean score 1",
+        ]
+        assert "Means count sampled completions only" in shown(window)
+        said = window.run("document.querySelector('.plot').getAttribute('aria-label')")
+        assert said == "Mean score. held-out: 0 at step 0, 1 at step 2"
+
+
+def test_numbers_in_words(window: Browser, server: RunViewer) -> None:
+    open_view(window, server, "/")
+    said = "import('/page/format.js').then(format => ["
+    said += "format.seconds(119.7), format.seconds(99.9), format.shareInterval(-0.361, 0.83), format.judgement(0.5)])"
+    assert window.run(said) == ["2 min 0 s", "99.9 s", "0% to 83.0%", "0.500"]
 
 
 def test_the_planted_hack_is_read_three_clicks_from_the_list(window: Browser, server: RunViewer) -> None:

@@ -82,6 +82,23 @@ def test_the_page_of_a_kind_opens_without_errors(
     assert expected[kind] in text
 
 
+def test_margins_of_0_are_ties_in_a_bin_of_their_own(window: Browser, tmp_path: Path) -> None:
+    run = KINDS["collect"][0](tmp_path / "run")
+    with viewing(run) as server:
+        window.open(f"{server.address}&/run/0/pairs")
+        window.until(LOADED)
+        bars = "[...document.querySelectorAll('rect')].filter(each => +each.getAttribute('height')).map(each => each.classList[0])"
+        assert window.run(bars) == ["grey", "blue"]  # the tie, and the pair in the right order
+
+
+def test_runs_without_common_problems_are_compared_by_their_curves(window: Browser, tmp_path: Path) -> None:
+    with viewing(reward_model(tmp_path / "a"), reward_model(tmp_path / "b")) as server:
+        window.open(f"{server.address}&/compare?a=0&b=1")
+        window.until(LOADED)
+        window.until("document.querySelector('main').innerText.includes('Only curves are compared')")
+        assert window.run("document.querySelectorAll('table').length") == 0
+
+
 def test_pairs_are_ordered_and_texts_in_them_stay_texts(window: Browser, tmp_path: Path) -> None:
     run = reward_model(tmp_path / "run")
     for name, text in HOSTILE.items():

@@ -19,7 +19,7 @@ Scope = MutableMapping[str, Any]
 Application = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
-def open_to(origins: Collection[str], app: Application) -> Application:
+def with_cors(origins: Collection[str], app: Application) -> Application:
     """The application, which also answers the pages of other sites that are named, as browsers ask for them (CORS)."""
     if not origins:
         return app

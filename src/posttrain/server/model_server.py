@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from posttrain.server.addresses import is_loopback, own_hosts
-from posttrain.server.application import application, open_to
+from posttrain.server.application import application, with_cors
 from posttrain.server.listening import HttpServer, listening_socket
 from posttrain.server.openai_routes import Service
 from posttrain.server.requests import Access
@@ -38,4 +38,4 @@ class ModelServer(HttpServer):
         if transfer_folder is not None:
             folder = TransferFolder(transfer_folder, most_bytes(service.policy))
             routes += TrainingRoutes(service, folder).routes(access)
-        super().__init__(open_to(origins, application(routes)), bound, at_end=service.sampler.stop)
+        super().__init__(with_cors(origins, application(routes)), bound, at_end=service.sampler.stop)

@@ -1,7 +1,7 @@
 """The body of a request to `posttrain serve`, as OpenAI's clients write it, read and checked.
 
-No field is ignored without a word: one that is unknown, or that asks for what is not supported, is refused by its name.
-A value that asks for nothing (null, false, no tools, a penalty of 0) is as if it were left out.
+An unknown or unsupported field is refused, and the message names it.
+A value without effect (null, false, no tools, a penalty of 0) counts as a missing field.
 """
 
 import secrets
@@ -33,14 +33,14 @@ HARMLESS = (
     *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("prediction", "parallel_tool_calls"),
 )
-"""Fields that change no answer: names for accounts, hints for speed, how tools would be called."""
-NO_TOOLS = "tools are not called here; leave them out, or describe them in a message and read the text of the answer"
-NO_PENALTIES = "tokens are drawn from the model's own distribution here, without penalties or biases; leave it out"
-NO_SHAPE = "answers are text here; leave it out, ask for the form in the prompt, and check the text"
+"""Fields without effect on the completion: account names, hints for speed, how tools would be called."""
+NO_TOOLS = "this server does not call tools; leave them out, or describe them in a message and parse the completion"
+NO_PENALTIES = "this server does not change the model's distribution; leave it out"
+NO_SHAPE = "this server returns plain text; leave it out, ask for the format in the prompt, and check the text"
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
-    "echo": ((False,), "the prompt is not repeated here; leave it out and put it before the text yourself"),
-    "suffix": (("",), "nothing is written before a given end here; leave it out"),
-    "best_of": ((), "no completion is chosen for you here; ask for all of them with n"),
+    "echo": ((False,), "this server does not repeat the prompt; leave it out and add the prompt yourself"),
+    "suffix": (("",), "this server cannot complete text before a suffix; leave it out"),
+    "best_of": ((), "this server does not choose a completion; ask for all of them with n"),
     "tools": (([],), NO_TOOLS),
     "tool_choice": (("none", "auto"), NO_TOOLS),
     "functions": (([],), NO_TOOLS),
@@ -50,14 +50,14 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "modalities": ((["text"],), NO_SHAPE),
     "audio": ((), NO_SHAPE),
     "verbosity": (("medium",), NO_SHAPE),
-    "reasoning_effort": (("none",), "how long a model thinks is its own matter here; leave it out, or set max_tokens"),
+    "reasoning_effort": (("none",), "this server does not limit reasoning; leave it out, or set max_tokens"),
     "logit_bias": (({},), NO_PENALTIES),
     "presence_penalty": ((0,), NO_PENALTIES),
     "frequency_penalty": ((0,), NO_PENALTIES),
-    "service_tier": (("auto", "default"), "every request waits for its turn here; leave it out"),
-    "store": ((False,), "nothing is kept here; leave it out"),
+    "service_tier": (("auto", "default"), "all requests have the same priority; leave it out"),
+    "store": ((False,), "this server stores nothing; leave it out"),
 }
-"""Fields of what is not supported: the values that ask for nothing, besides null, and what to do instead."""
+"""Unsupported fields: the values without effect, besides null, and what to do instead."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class RefusedRequest(Exception):
 
 
 def server_fault() -> RefusedRequest:
-    return RefusedRequest("a fault of the server; its terminal says more", HTTPStatus.INTERNAL_SERVER_ERROR)
+    return RefusedRequest("Internal error. See the server's terminal.", HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Access:
 
     def require_token(self, request: Request) -> None:
         scheme, _, brought = request.headers.get("Authorization", "").partition(" ")
-        if self.token and not (scheme.lower() == "bearer" and brings(brought.strip(), self.token)):
+        if self.token and not (scheme.lower() == "bearer" and has_token(brought.strip(), self.token)):
             needed = "Authorization: send the token that the server was started with, as `Bearer TOKEN` (api_key)"
             raise RefusedRequest(needed, HTTPStatus.UNAUTHORIZED)
 
@@ -161,6 +161,6 @@ def brief(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def brings(given: str, token: str) -> bool:
-    """Whether a request brings the token; compared in constant time."""
+def has_token(given: str, token: str) -> bool:
+    """Whether a given token is the right one; compared in constant time."""
     return secrets.compare_digest(given.encode("latin-1", "replace"), token.encode())

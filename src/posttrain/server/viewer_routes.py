@@ -19,7 +19,7 @@ from starlette.responses import Response
 from posttrain.server.addresses import own_hosts
 from posttrain.server.application import application, route
 from posttrain.server.listening import HttpServer, listening_socket
-from posttrain.server.requests import Access, RefusedRequest, brings
+from posttrain.server.requests import Access, RefusedRequest, has_token
 from posttrain.server.voting_page import TOKEN_HEADER
 from posttrain.viewer.folder_files import Unreadable
 from posttrain.viewer.row_selections import WrongQuery
@@ -85,7 +85,7 @@ class RunViewer(HttpServer):
         return file_answer(self.files[name])
 
     async def api(self, request: Request) -> Response:
-        if not brings(request.headers.get(TOKEN_HEADER, ""), self.token):
+        if not has_token(request.headers.get(TOKEN_HEADER, ""), self.token):
             raise RefusedRequest("no token: open the address that the terminal shows", HTTPStatus.FORBIDDEN)
         content = await run_in_threadpool(self._content, request.path_params["path"], dict(request.query_params))
         return Response(content, media_type="application/json")

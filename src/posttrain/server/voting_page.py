@@ -26,7 +26,7 @@ from posttrain.runs.progress import visible
 from posttrain.server.addresses import own_hosts
 from posttrain.server.application import application, route
 from posttrain.server.listening import HttpServer, listening_socket
-from posttrain.server.requests import Access, RefusedRequest, brings, json_object
+from posttrain.server.requests import Access, RefusedRequest, has_token, json_object
 from posttrain.server.votes import CHOICES, StaleVote, Voter
 
 TOKEN_HEADER = "X-Posttrain-Token"
@@ -114,7 +114,7 @@ class VotingPage(HttpServer):
 
     def ballot_of(self, request: Request) -> Voter:
         given = request.headers.get(TOKEN_HEADER, "")
-        ballot = next((ballot for token, ballot in self.ballots.items() if brings(given, token)), None)
+        ballot = next((ballot for token, ballot in self.ballots.items() if has_token(given, token)), None)
         if ballot is None:
             raise RefusedRequest("no rater's token: open the address that the terminal shows", HTTPStatus.FORBIDDEN)
         return ballot

@@ -94,7 +94,7 @@ def held_out_page(run: OpenedRun) -> HeldOutPage:
     changes = [each["change"] for each in shown]
     p_value, says = None, ""
     if before is not None and after is not None:
-        p_value, says = difference("before", before, "after", after)
+        p_value, says = difference("before training", before, "after training", after)
     return HeldOutPage(
         evaluations=[evaluation_entry(run, each) for each in results],
         problems=sorted(shown, key=lambda each: ORDER.index(each["change"])),
@@ -178,7 +178,7 @@ def difference(name_a: str, a: HeldOutResults, name_b: str, b: HeldOutResults) -
     rights_a, rights_b = ([each.problems[name].right for name in both] for each in (a, b))
     means = [sum(right / count for right, count in rights) / len(both) for rights in (rights_a, rights_b)]
     p_value = sign_flip_p_value(rights_a, rights_b)
-    shown = f"{means[0]:.1%} of answers are right in {name_a}, {means[1]:.1%} in {name_b}"
+    shown = f"{means[0]:.1%} of completions are right {name_a}, {means[1]:.1%} {name_b}"
     tested = "too many answers for the exact test" if p_value is None else p_text(p_value)
     return p_value, f"On {len(both)} problems, {shown}. {tested}."
 
@@ -198,7 +198,7 @@ def compared_runs(a: OpenedRun, b: OpenedRun, places: tuple[int, int]) -> Compar
     problems: list[ComparedProblem] = []
     p_value, says = None, "A run has no evaluation with completions, so problems cannot be compared."
     if last_a is not None and last_b is not None:
-        p_value, says = difference(a.name, last_a, b.name, last_b)
+        p_value, says = difference(f"in {a.name}", last_a, f"in {b.name}", last_b)
         texts = more | prompts
         common = [name for name in last_a.problems if name in last_b.problems]
         problems = [compared_problem(name, texts, last_a, last_b) for name in common]

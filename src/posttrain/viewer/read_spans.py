@@ -69,15 +69,15 @@ def spans_of(graded: str, row: Mapping[str, Any], details: Mapping[str, object])
     functions = [name.partition("/")[2] for name in row if name.startswith(("score/", "outcome/"))]
     for function in dict.fromkeys(functions):
         outcome, said = row.get(f"outcome/{function}") or "", mapping(details.get(function))
-        told = [*([outcome.replace("_", " ")] if outcome else []), *details_lines(said, row.get("columns") or "")]
+        shown = [*([outcome.replace("_", " ")] if outcome else []), *details_lines(said, row.get("columns") or "")]
         read = READS.get(function)
         place = read[1](graded) if read is not None and len(graded) <= MOST_CHARACTERS else None
         if read is not None and place is not None:
             start, end = place
-            says, value = "; ".join(told) or "what it read", number(row.get(f"score/{function}"))
+            says, value = "; ".join(shown) or "what it read", number(row.get(f"score/{function}"))
             spans.append(TextSpan(function=function, kind=read[0], start=start, end=end, says=says, value=value))
-        elif told:
-            notes.append(f"{function}: {'; '.join(told)}")
+        elif shown:
+            notes.append(f"{function}: {'; '.join(shown)}")
         spans += marked(function, row.get(f"marks/{function}"))
         spans += quoted(function, said, graded)
     return spans, notes

@@ -31,7 +31,7 @@ class Coloured:
 
 
 OF_ROLLOUT = (
-    Coloured("token_advantages", "advantage", "deviations or reward", 0.0),
+    Coloured("token_advantages", "advantage", "", 0.0),
     Coloured("logprobs", "log μ", "nats"),
     Coloured("cut_logprobs", "log μ under the cut", "nats"),
     Coloured("token_values", "value", "reward"),

@@ -114,10 +114,10 @@ def numbers(value: object) -> dict[str, Number]:
 
 
 def machine(summary: Mapping[str, object]) -> dict[str, str]:
-    told = {"device": summary.get("device"), **mapping(summary.get("machine"))}
+    found = {"device": summary.get("device"), **mapping(summary.get("machine"))}
     memory = number(summary.get("peak_memory_bytes"))
-    told |= {} if memory is None else {"peak memory": f"{memory / 1e9:.2f} GB"}
-    return {name: str(value) for name, value in told.items() if value is not None}
+    found |= {} if memory is None else {"peak memory": f"{memory / 1e9:.2f} GB"}
+    return {name: str(value) for name, value in found.items() if value is not None}
 
 
 def lacks(run: OpenedRun, entry: RunEntry) -> list[str]:
@@ -130,7 +130,7 @@ def lacks(run: OpenedRun, entry: RunEntry) -> list[str]:
     elif entry["state"] == "stopped":
         found.append("the run was stopped or killed: there is no summary.json, so results after training are missing")
     elif entry["state"] == "running":
-        found.append("the run goes on: results after training come at its end")
+        found.append("the run is still going: results after training appear when it ends")
     if len(run.metrics.steps) > MOST_POINTS:
         found.append(f"curves of more than {MOST_POINTS:,} points show the lowest and the highest of each stretch")
     if entry["kind"] == "rl" and not run.token_columns.steps():

@@ -9,16 +9,37 @@ const HEIGHT = 150;
 const FONT = "11px system-ui, sans-serif";
 const DRAG_PX = 8;
 
-// One axis for all lines: {steps, rows: one array of values per column, null where a line has no point}.
+// One axis for all lines. A line with two points at one step has two places there; `spread` puts null where a line has no point.
 function aligned(lines) {
-  const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
-  const place = new Map(steps.map((step, at) => [step, at]));
+  const times = new Map();
+  for (const line of lines) {
+    for (const [step, count] of counts(line.steps)) times.set(step, Math.max(count, times.get(step) || 0));
+  }
+  const steps = [...times.keys()].sort((a, b) => a - b).flatMap((step) => new Array(times.get(step)).fill(step));
+  const first = new Map([...steps.keys()].reverse().map((at) => [steps[at], at]));
   const spread = (line, values) => {
     const row = new Array(steps.length).fill(null);
-    line.steps.forEach((step, at) => { row[place.get(step)] = values[at] ?? null; });
+    const seen = new Map();
+    line.steps.forEach((step, at) => {
+      const before = seen.get(step) || 0;
+      row[first.get(step) + before] = values[at] ?? null;
+      seen.set(step, before + 1);
+    });
     return row;
   };
   return { steps, spread };
+}
+
+function counts(values) {
+  const found = new Map();
+  for (const value of values) found.set(value, (found.get(value) || 0) + 1);
+  return found;
+}
+
+// Intervals that no band shows, because neither neighbour on the line has one: {step, low, high, colour}.
+function whiskersOf(line, colour) {
+  const has = (at) => (line.low[at] ?? null) !== null;
+  return line.steps.flatMap((step, at) => (has(at) && !has(at - 1) && !has(at + 1) ? [{ step, low: line.low[at], high: line.high[at], colour }] : []));
 }
 
 // A line of the right axis is dashed.
@@ -36,6 +57,7 @@ function asLines(lines) {
   const data = [steps];
   const series = [{}];
   const bands = [];
+  const whiskers = [];
   lines.forEach((line, place) => {
     const colour = line.colour || lineColour(place);
     data.push(spread(line, line.values));
@@ -44,8 +66,9 @@ function asLines(lines) {
     data.push(spread(line, line.high), spread(line, line.low));
     series.push({ edge: true, scale: "y" }, { edge: true, scale: "y" });
     bands.push({ series: [data.length - 2, data.length - 1], colour });
+    whiskers.push(...whiskersOf(line, colour));
   });
-  return { data, series, bands };
+  return { data, series, bands, whiskers };
 }
 
 // Shares on top of each other; the first line is drawn at the bottom.
@@ -62,7 +85,7 @@ function asStack(lines) {
     data.push(tops[place]);
     series.push({ colour: lines[place].colour || lineColour(place), width: 1, filled: true, points: { show: false } });
   }
-  return { data, series, bands: [] };
+  return { data, series, bands: [], whiskers: [] };
 }
 
 function options({ built, size, range, percents, stacked, hooks, sync }) {
@@ -115,6 +138,28 @@ function yRange(percents, stacked) {
   };
 }
 
+// Intervals of single points: a vertical line with a short bar at each end.
+function drawWhiskers(plot, whiskers) {
+  const { ctx } = plot;
+  const unit = devicePixelRatio || 1;
+  ctx.save();
+  ctx.lineWidth = 1.4 * unit;
+  for (const { step, low, high, colour } of whiskers) {
+    const x = Math.round(plot.valToPos(step, "x", true));
+    const ends = [low, high].map((value) => plot.valToPos(value, "y", true));
+    ctx.strokeStyle = paint(colour);
+    ctx.beginPath();
+    ctx.moveTo(x, ends[0]);
+    ctx.lineTo(x, ends[1]);
+    for (const y of ends) {
+      ctx.moveTo(x - 5 * unit, y);
+      ctx.lineTo(x + 5 * unit, y);
+    }
+    ctx.stroke();
+  }
+  ctx.restore();
+}
+
 // Alarms: a small mark at the foot of their step.
 function drawMarks(plot, marks) {
   const { ctx, bbox } = plot;
@@ -146,59 +191,90 @@ export function Chart({ title, unit, lines, stacked, percents, range, marks = []
   const head = useRef(null);
   const plot = useRef(null);
   const acts = useRef({});
-  acts.current = { onOpen, onZoom, onMark, range, marks, lines };
   const themed = useThemeVersion();
   const built = useMemo(() => (stacked ? asStack(lines) : asLines(lines)), [JSON.stringify(lines), stacked]);
+  acts.current = { onOpen, onZoom, onMark, range, marks, lines, whiskers: built.whiskers };
   const shape = JSON.stringify([built.series, built.bands, stacked, percents, height, sync]);
   useLayoutEffect(() => {
     const node = box.current;
     const hooks = {
-      setCursor: [(drawing) => readOut(head.current, drawing, acts.current.lines, percents)],
+      setCursor: [(drawing) => readOut(head.current, node, drawing, acts.current.lines, percents)],
       setSelect: [(drawing) => zoomed(drawing, acts.current)],
-      draw: [(drawing) => drawMarks(drawing, acts.current.marks)],
+      draw: [(drawing) => drawWhiskers(drawing, acts.current.whiskers), (drawing) => drawMarks(drawing, acts.current.marks)],
       ready: [(drawing) => listen(drawing, acts)],
     };
     const size = { width: node.clientWidth || 300, height };
-    const limits = (_, low, high) => acts.current.range || (low === high ? [low - 0.5, high + 0.5] : [low, high]);
+    const limits = (_, low, high) => acts.current.range || (low === high ? [low - 0.5, high + 0.5] : [low, high + (high - low) * 1e-6]); // else a second point at the last step is left out
     plot.current = new uPlot(options({ built, size, range: limits, percents, stacked, hooks, sync }), built.data, node);
-    readOut(head.current, plot.current, lines, percents);
+    readOut(head.current, node, plot.current, lines, percents);
     const watcher = new ResizeObserver(() => plot.current.setSize({ width: node.clientWidth, height }));
     watcher.observe(node);
     return () => { watcher.disconnect(); plot.current.destroy(); };
   }, [shape, themed]);
   useEffect(() => {
     plot.current.setData(built.data);
-    readOut(head.current, plot.current, lines, percents);
+    readOut(head.current, box.current, plot.current, lines, percents);
   }, [built, JSON.stringify(range), JSON.stringify(marks)]);
   return html`<figure class="chart"><figcaption ref=${head}>
       <h3>${title}${unit && html`<span class="unit">${unit}</span>`}</h3>
       <span class="readings">${lines.map((line, place) => html`<span class="reading" key=${line.name}>
         <i class=${`${stacked ? "dot" : "stroke"} ${line.colour || lineColour(place)} ${pattern(dashOf(line))}`}></i>${lines.length > 1 && words(line.name)} <b></b></span>`)}</span>
-    </figcaption><div class="plot" ref=${box} role="img" aria-label=${spoken(title, lines, percents)}></div></figure>`;
+    </figcaption><div class="plot" ref=${box} role="slider" tabindex="0" aria-label=${spoken(title, lines, percents)}
+      onKeyDown=${(event) => keyed(event, plot.current, acts.current)}></div></figure>`;
 }
 
 // A line of a chart in words, for those who do not see it.
 function spoken(title, lines, percents) {
   const show = percents ? percent : number;
-  const told = lines.map(({ name, steps, values }) => {
+  const said = lines.map(({ name, steps, values }) => {
     const known = steps.map((step, at) => [step, values[at]]).filter(([, value]) => value !== null);
     if (!known.length) return `${name}: no values`;
     const [first, last] = [known[0], known[known.length - 1]];
     return `${words(name)}: ${show(first[1])} at step ${first[0]}, ${show(last[1])} at step ${last[0]}`;
   });
-  return `${title}. ${told.join("; ")}`;
+  return `${title}. ${said.join("; ")}`;
 }
 
-// The values at the cursor, or the last ones.
-function readOut(head, plot, lines, percents) {
+// The values at the cursor, or the last ones: in the legend, and in words on the plot.
+function readOut(head, node, plot, lines, percents) {
   if (!head) return;
   const steps = plot.data[0];
   const at = plot.cursor.idx ?? steps.length - 1;
   const show = percents ? percent : number;
   const places = head.querySelectorAll("b");
-  lines.forEach((line, place) => {
-    if (places[place]) places[place].textContent = (line.axis === "right" ? percent : show)(near(line, steps[at]));
-  });
+  const values = lines.map((line) => (line.axis === "right" ? percent : show)(near(line, steps[at])));
+  values.forEach((value, place) => { if (places[place]) places[place].textContent = value; });
+  const said = { min: steps[0], max: steps[steps.length - 1], now: steps[at], text: `step ${steps[at]}: ${lines.map((line, place) => `${words(line.name)} ${values[place]}`).join(", ")}` };
+  for (const [name, value] of Object.entries(said)) node.setAttribute(`aria-value${name}`, value ?? 0);
+}
+
+const MOVES = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
+
+// The chart by keyboard: arrows move the cursor, Enter opens its alarm or else its step, + and − zoom.
+function keyed(event, plot, { onOpen, onZoom, onMark, marks }) {
+  const steps = plot.data[0];
+  const at = plot.cursor.idx ?? (event.key === "ArrowRight" ? -1 : steps.length);
+  const step = steps[plot.cursor.idx];
+  const acts = {
+    Enter: step === undefined ? undefined : marks.includes(step) && onMark ? () => onMark(step) : onOpen && (() => onOpen(step)),
+    "+": onZoom && step !== undefined ? () => onZoom(...halfAround(step, steps)) : undefined,
+    "-": onZoom && (() => onZoom(null, null)),
+  };
+  const act = event.key in MOVES ? () => moveCursor(plot, Math.min(steps.length - 1, Math.max(0, at + MOVES[event.key]))) : acts[event.key];
+  if (!act) return;
+  event.preventDefault();
+  event.stopPropagation();
+  act();
+}
+
+// The cursor is where its pixel is: the charts that are linked to it follow.
+function moveCursor(plot, at) {
+  plot.setCursor({ left: plot.valToPos(plot.data[0][at], "x"), top: 1 });
+}
+
+function halfAround(step, steps) {
+  const quarter = Math.max(1, Math.round((steps[steps.length - 1] - steps[0]) / 4));
+  return [Math.max(steps[0], step - quarter), step + quarter];
 }
 
 // The value at a step, or the last one before it.

@@ -12,14 +12,14 @@ const ENTROPY = { full: 2, signed: false };
 const GAP = { full: 2, signed: true };
 const SCALES = {
   ...{ reward: REWARD, advantage: ADVANTAGE, token_advantages: ADVANTAGE, token_values: REWARD, process_rewards: REWARD, token_rewards: REWARD },
-  ...{ logprobs: NATS, cut_logprobs: NATS, policy_logprobs: NATS, reference_logprobs: NATS, teacher_logprobs: NATS, teacher_gap: GAP, reference_gap: GAP },
+  ...{ logprobs: NATS, cut_logprobs: NATS, policy_logprobs: NATS, reference_logprobs: NATS, teacher_logprobs: NATS, teacher_logprobs_gap: GAP, reference_logprobs_gap: GAP },
   ...{ ratio: { full: 0.2, signed: true, middle: 1 }, clipped: { full: 1, signed: false }, kl: { full: 0.5, signed: false } },
   ...{ entropy: ENTROPY, entropies: ENTROPY, new_values: REWARD, values: REWARD, returns: REWARD },
 };
 
 // The name of a quantity without the update that computed it: "ratio.2" -> "ratio".
 export function baseOf(name) {
-  return name.split(".")[0];
+  return name.replace(/\.\d+$/, "");
 }
 
 export function scaleOf(quantity) {

@@ -24,11 +24,11 @@ function Compared({ found, query }) {
   const [a, b] = [plain(found.a.name), plain(found.b.name)];
   return html`<section class="panels" aria-label="curves of both runs">${found.curves.map((panel) => html`<${Chart} key=${panel.panel} title=${panel.panel} unit=${panel.unit}
       lines=${coloured(panel.lines, found.a.name)} percents=${panel.scale === "share"} sync="compare" />`)}</section>
-    <${Section} id="test" title="Held-out problems" note="Solved: most completions are right after training.">
+    ${!found.problems.length ? html`<p class="note">Only curves are compared: the two runs share no held-out problem with completions.</p>` : html`<${Section} id="test" title="Held-out problems" note="Solved: most completions are right after training.">
       <div class="scroll fit"><table class="rows square"><thead><tr><td></td><th scope="col">${b} solves</th><th scope="col">${b} does not</th></tr></thead><tbody>
         <tr><th scope="row">${a} solves</th><td class="n">${number(found.both)}</td><td class="n heat-n2">${number(found.only_a)}</td></tr>
         <tr><th scope="row">${a} does not</th><td class="n heat-p2">${number(found.only_b)}</td><td class="n">${number(found.neither)}</td></tr></tbody></table></div>
-      <p class="says">${plain(found.says)}</p><//><${Problems} found=${found} query=${query} />`;
+      <p class="says">${plain(found.says)}</p><//><${Problems} found=${found} query=${query} />`}`;
 }
 
 // One colour for each run, one kind of line for each measure.
@@ -53,7 +53,6 @@ function solved(share) {
 function Problems({ found, query }) {
   const side = query.side ?? "";
   const problems = useMemo(() => found.problems.filter(SIDES[side] || SIDES[""]).sort((x, y) => Math.abs(y.b - y.a) - Math.abs(x.b - x.a)), [found, side]);
-  if (!found.problems.length) return html`<${Empty}>The two runs share no held-out problem.<//>`;
   const options = [["", "all"], ["differ", "differ"], ["a", "only A solves"], ["b", "only B solves"]].map(([value, label]) => ({ value, label }));
   return html`<div class="bar"><${Choice} label="Show" name="side" value=${side} options=${options} onChange=${(value) => choose({ side: value })} />
       <span class="note">${counted(problems.length, "problem")}, largest difference first${problems.length > SHOWN ? `; the first ${SHOWN} are listed` : ""}</span></div>

@@ -17,7 +17,7 @@ export function DemonstrationsPage({ run, query, version }) {
 }
 
 function Demonstrations({ page, query }) {
-  const [limit, setLimit] = useState(SHOWN);
+  const limit = Number(query.limit) || SHOWN;
   if (!page.rows.length) return html`${page.lacks.map((text) => html`<${Empty} key=${text}>${plain(text)}<//>`)}`;
   const hasBefore = page.rows.some((row) => row.before.length);
   const shown = hasBefore ? query.show || "" : "";
@@ -28,7 +28,7 @@ function Demonstrations({ page, query }) {
       ${hasBefore && html`<${Choice} label="Colour" name="show" value=${shown} options=${VIEWS} onChange=${(value) => choose({ show: value })} />`}
       <${Legend} scale=${scale} label=${VIEWS.find((one) => one.value === shown).label} unit="nats" /></div>
     ${page.rows.slice(0, limit).map((row) => html`<${Demonstration} key=${row.example} row=${row} shown=${shown} scale=${scale} />`)}
-    ${page.rows.length > limit && html`<p class="note"><button type="button" class="plain" onClick=${() => setLimit(limit + SHOWN)}>Show more of ${page.rows.length}</button></p>`}`;
+    ${page.rows.length > limit && html`<p class="note"><button type="button" class="plain" onClick=${() => choose({ limit: limit + SHOWN })}>Show more of ${page.rows.length}</button></p>`}`;
 }
 
 function valuesOf(row, shown) {

@@ -33,12 +33,30 @@ export function signed(value) {
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value < 100) return `${number(value)} s`;
-  const minutes = Math.floor(value / 60);
-  return minutes < 100 ? `${minutes} min ${Math.round(value % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  const whole = Math.round(value);
+  const minutes = Math.floor(whole / 60);
+  return minutes < 100 ? `${minutes} min ${whole % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 export function interval(low, high, show = number) {
   return low === null || low === undefined ? "" : `${show(low)} to ${show(high)}`;
+}
+
+// An interval of shares, cut at its bounds: a normal approximation of few seeds goes beyond them.
+export function shareInterval(low, high, least = 0) {
+  const cut = (value) => Math.min(1, Math.max(least, value));
+  return low === null || low === undefined ? "" : interval(cut(low), cut(high), percent);
+}
+
+// What a task says of a completion: right, wrong, or a score between them.
+export function judgement(score) {
+  if (score === null || score === undefined) return "–";
+  return score >= 1 ? "right" : score <= 0 ? "wrong" : number(score);
+}
+
+// How an evaluation is called in the run folder, in words. The quick ones during training are called "brief".
+export function evaluationName(name) {
+  return { before: "before training", brief: "during training", after: "after training" }[name] || plain(name);
 }
 
 // "1 rollout", "2 rollouts"

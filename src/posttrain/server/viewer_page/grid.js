@@ -9,6 +9,17 @@ import { Picture } from "./pictures.js";
 const SIDE = 300;
 const MOST = 40; // cells along a side; larger worlds are drawn in blocks
 const NUMBERED = 6; // up to here each cell has its number
+const ROUNDING = 1e-8; // smaller differences of values are errors of value iteration
+
+// What the numbers of summary.json are called here, and what they say.
+const FACTS = {
+  gap: ["gap to the demonstrations", "Largest difference between a feature of the demonstrations and what is expected of the learned policy"],
+  least_gap: ["smallest possible gap", "The smallest gap that any policy can reach"],
+  visits_gap: ["gap in visits", "Largest difference in visits of a state, when the learned policy is carried out"],
+  value_lost: ["value lost", "Value of the expert's policy less that of the learned policy, under the expert's reward"],
+  value_lost_greedy: ["value lost, greedy policy", "The same if the learned policy always takes its likeliest action"],
+  steps_per_episode: ["steps per episode", "Expected steps of an episode of the learned policy"],
+};
 
 export function GridPage({ run, version }) {
   return html`<h1 tabindex="-1">World</h1><${Answer} path=${`/api/run/${run.run}/grid`} version=${version} lines=${12}>
@@ -18,7 +29,7 @@ export function GridPage({ run, version }) {
 function Grid({ run, page }) {
   const facts = Object.entries(page.facts);
   return html`${page.lacks.map((text) => html`<p class="note" key=${text}>${plain(text)}</p>`)}
-    ${facts.length > 0 && html`<dl class="facts">${facts.map(([name, value]) => html`<${Fact} key=${name} name=${words(name)}>${number(value)}<//>`)}</dl>`}
+    ${facts.length > 0 && html`<dl class="facts">${facts.map(([name, value]) => html`<${Fact} key=${name} name=${FACTS[name] ? FACTS[name][0] : words(name)} title=${FACTS[name] && FACTS[name][1]}>${number(Math.abs(value) < ROUNDING ? 0 : value)}<//>`)}</dl>`}
     ${page.maps.length ? html`<p class="note">${page.is_grid ? "Each cell is a state." : "This world is not a grid: states by number, left to right."}${
         page.terminal.length > 0 && " A cross ends an episode."} Each reward has its own scale; visits share one.</p>
       <div class="worlds">${page.maps.map((map) => html`<${World} key=${map.name} page=${page} title=${map.name} map=${map} />`)}

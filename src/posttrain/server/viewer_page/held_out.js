@@ -2,7 +2,7 @@
 import { choose, link } from "./address.js";
 import { Chart } from "./charts.js";
 import { html, useMemo } from "./dom.js";
-import { brief, counted, number, percent, plain } from "./format.js";
+import { brief, counted, evaluationName, number, percent, plain } from "./format.js";
 import { Answer } from "./loading.js";
 import { Choice, Empty, SearchField, Section } from "./parts.js";
 import { ShareCells } from "./strips.js";
@@ -25,7 +25,8 @@ function HeldOut({ run, page, query }) {
   const lines = linesOf(page.evaluations);
   const options = [{ value: "", label: `all ${number(page.problems.length)}` },
     ...CHANGES.filter(([name]) => name in page.counts).map(([value, label]) => ({ value, label: `${label}: ${number(page.counts[value])}` }))];
-  return html`${lines.length > 0 && html`<section class="panels one"><${Chart} title="Held-out accuracy" lines=${lines} percents sync="held-out" /></section>`}
+  return html`${lines.length > 0 && html`<section class="panels one"><${Chart} title="Held-out accuracy" lines=${lines} percents sync="held-out" /></section>
+      <p class="note">With 95% intervals. Evaluations during training measure fewer problems.</p>`}
     ${page.says && html`<p class="says">${plain(page.says)}</p>`}
     <div class="bar"><${Choice} label="Show" name="change" value=${change} options=${options} onChange=${(value) => choose({ change: value })} /></div>
     <form class="filters" onSubmit=${(event) => event.preventDefault()}><${SearchField} places="the prompt or its id" text=${query.text}
@@ -39,7 +40,7 @@ function linesOf(evaluations) {
   const names = [...new Set(evaluations.map((one) => one.name))];
   return names.map((name) => {
     const own = evaluations.filter((one) => one.name === name);
-    return { name, steps: own.map((one) => one.step), values: own.map((one) => one.accuracy), low: own.map((one) => one.low), high: own.map((one) => one.high) };
+    return { name: evaluationName(name), steps: own.map((one) => one.step), values: own.map((one) => one.accuracy), low: own.map((one) => one.low), high: own.map((one) => one.high) };
   });
 }
 

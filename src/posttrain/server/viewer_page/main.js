@@ -72,7 +72,7 @@ function Shown({ parts, query, run, runs, faults, live }) {
   const version = useVersion(run ? run.run : null, live && !exported);
   const [place, , name = ""] = parts;
   const Page = place === "run" ? run && pageOf(run, name) : pages[place];
-  if (!parts.length) return html`<${RunList} runs=${runs} faults=${faults} />`;
+  if (!parts.length) return html`<${RunList} runs=${runs} faults=${faults} query=${query} />`;
   if (!Page) return html`<${Empty}>This address names nothing here. <a href="#/">All runs</a><//>`;
   return html`<${Page} key=${place + name} run=${run} runs=${runs} rest=${parts.slice(place === "run" ? 3 : 1)} query=${query} runs=${runs}
     version=${version} />`;

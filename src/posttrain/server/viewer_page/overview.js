@@ -21,7 +21,7 @@ function Overview({ overview, runs, query, version }) {
     <${Alarms} alarms=${overview.alarms} run=${overview.run} />
     <${Panels} overview=${overview} query=${query} marks=${marks} />
     <${BeforeAfter} measures=${overview.before_after} />
-    ${overview.kind === "rl" && html`<${StepTable} run=${overview.run} version=${version} />`}
+    ${overview.kind === "rl" && html`<${StepTable} run=${overview.run} query=${query} version=${version} />`}
     <${Made} overview=${overview} />`;
 }
 
@@ -48,7 +48,7 @@ function Alarms({ alarms, run }) {
   const loud = alarms.filter((alarm) => !alarm.notice).length;
   const title = loud ? counted(loud, "alarm") : counted(alarms.length, "notice");
   return html`<${Section} id="alarms" title=${title} note="What looks wrong in the metrics, and the completions behind it.">
-    <ul class="alarms">${alarms.map((alarm, place) => html`<li key=${place} id=${`alarm-${alarm.step}`} class=${alarm.notice ? "notice" : "alarm"}>
+    <ul class="alarms">${alarms.map((alarm, place) => html`<li key=${place} data-step=${alarm.step} class=${alarm.notice ? "notice" : "alarm"}>
       <span class="alarm-step"><a data-item href=${link(["run", run, "step", alarm.step])}>step ${alarm.step}</a></span>
       <span class="alarm-text"><b>${plain(words(alarm.name))}:</b> ${plain(alarm.says)}
         ${alarm.links.length > 0 && html`<span class="links">completions ${alarm.links.map((one) => html`<a key=${one.at} data-item title=${one.label}
@@ -79,12 +79,12 @@ function Panels({ overview, query, marks }) {
     </section><p class="note">${opens && "Click a point to open its step. "}Drag to zoom; double-click to see all steps.</p>`;
 }
 
-// A click on an alarm's mark: to the alarm, with its transcript open.
+// A click on a mark: to the alarms of its step, with their transcripts open.
 function onMark(step) {
-  const alarm = document.getElementById(`alarm-${step}`);
-  alarm.scrollIntoView({ block: "center", behavior: "smooth" });
-  alarm.querySelector("details")?.setAttribute("open", "");
-  alarm.querySelector("a").focus({ preventScroll: true });
+  const alarms = [...document.querySelectorAll(`.alarms [data-step="${step}"]`)];
+  for (const alarm of alarms) alarm.querySelector("details")?.setAttribute("open", "");
+  alarms[0].scrollIntoView({ block: "center", behavior: "smooth" });
+  alarms[0].querySelector("a").focus({ preventScroll: true });
 }
 
 // One line for each name, in the order of `colours` where there are some.

@@ -1,20 +1,19 @@
 // All steps of a run as a table: each row opens its step.
-import { go, link } from "./address.js";
+import { choose, go, link } from "./address.js";
 import { heat, scaleOf } from "./colours.js";
-import { html, useState } from "./dom.js";
+import { html } from "./dom.js";
 import { number, percent } from "./format.js";
 import { Answer } from "./loading.js";
 import { Empty, Section } from "./parts.js";
 
 const SHOWN = 1000;
 
-export function StepTable({ run, version }) {
+export function StepTable({ run, query, version }) {
   return html`<${Section} id="steps" title="Steps"><${Answer} path=${`/api/run/${run}/steps?source=rollouts`} version=${version}>
-    ${({ steps }) => (steps.length ? html`<${Table} run=${run} steps=${steps} />` : html`<${Empty}>No rollouts were kept yet.<//>`)}<//><//>`;
+    ${({ steps }) => (steps.length ? html`<${Table} run=${run} steps=${steps} limit=${Number(query.limit) || SHOWN} />` : html`<${Empty}>No rollouts were kept yet.<//>`)}<//><//>`;
 }
 
-function Table({ run, steps }) {
-  const [limit, setLimit] = useState(SHOWN);
+function Table({ run, steps, limit }) {
   const replaced = steps.some((row) => row.replaced);
   const scale = scaleOf({ name: "reward" });
   return html`<div class="scroll tall"><table class="rows steps"><thead><tr><th>step</th><th class="n">reward</th><th class="n">held-out</th>
@@ -25,6 +24,6 @@ function Table({ run, steps }) {
       <td class="n">${row.rows === null ? "unreadable" : number(row.rows)}</td><td class="n">${number(row.groups)}</td>
       <td class="n">${percent(row.uninformative)}</td>${replaced && html`<td class="n">${row.replaced ? number(row.replaced) : ""}</td>`}
       <td class="n">${number(row.mean_length)}</td></tr>`)}</tbody></table></div>
-    ${steps.length > limit && html`<p class="note"><button type="button" class="plain" onClick=${() => setLimit(limit + 500)}>
+    ${steps.length > limit && html`<p class="note"><button type="button" class="plain" onClick=${() => choose({ limit: limit + 500 })}>
       Show more of ${number(steps.length)} steps</button></p>`}`;
 }

@@ -8,7 +8,7 @@ import { Empty, Fact, Section, Select, Tag, Visible } from "./parts.js";
 
 const PAGE = 50;
 const SORTS = [["", "in order"], ["margin", "most wrong first"], ["-margin", "widest margin first"]];
-const BINS = 24;
+const SIDE_BINS = 12; // on each side of 0; a margin of exactly 0 has a bin of its own
 const COUNTS = [["num_prompts", "prompts", number], ["num_judged", "judged", number], ["num_ties", "ties", number], ["num_open", "not judged yet", number],
   ["longer_chosen_share", "longer answer chosen", percent]];
 
@@ -22,7 +22,7 @@ function Pairs({ page, query }) {
   const options = SORTS.map(([value, label]) => ({ value, label }));
   const last = page.offset + page.rows.length;
   return html`${page.lacks.map((text) => html`<p class="note" key=${text}>${plain(text)}</p>`)}
-    ${page.total > 0 && html`<p class="note">Scores are ${page.scores}${page.unit && html` (${page.unit})`}.</p>`}
+    ${page.total > 0 && html`<p class="note">Scores: ${page.scores}${page.unit && html` (${page.unit})`}.</p>`}
     <dl class="facts"><${Fact} name="pairs">${number(page.total)}<//>
       ${page.margins.length > 0 && html`<${Fact} name="rejected answer scores higher">${number(page.wrong)}<//>`}
       ${COUNTS.filter(([name]) => name in page.counts).map(([name, label, show]) => html`<${Fact} key=${name} name=${label}>${show(page.counts[name])}<//>`)}</dl>
@@ -50,18 +50,28 @@ function Pair({ row }) {
       <div class="tokens"><${Visible} text=${row[side]} spaces=${false} /></div></section>`)}</div></article>`;
 }
 
-// How many pairs have which margin; those left of 0 are in the wrong order.
+// The bin of a margin: those left of the middle are in the wrong order, and the middle one holds ties.
+function binOf(margin, size) {
+  if (margin === 0) return SIDE_BINS;
+  const away = Math.min(SIDE_BINS - 1, Math.floor((Math.abs(margin) / size) * SIDE_BINS)) + 1;
+  return SIDE_BINS + Math.sign(margin) * away;
+}
+
+// How many pairs have which margin.
 function Margins({ margins }) {
   const size = Math.max(...margins.map(Math.abs), 1e-9);
-  const counts = new Array(BINS).fill(0);
-  for (const margin of margins) counts[Math.min(BINS - 1, Math.floor(((margin + size) / (2 * size)) * BINS))] += 1;
+  const counts = new Array(2 * SIDE_BINS + 1).fill(0);
+  for (const margin of margins) counts[binOf(margin, size)] += 1;
   const most = Math.max(...counts);
-  const said = `margins of ${margins.length} pairs from ${number(-size)} to ${number(size)}; ${margins.filter((one) => one < 0).length} below 0`;
-  return html`<figure class="chart plain-figure"><figcaption><h3>Margins<span class="unit">score of chosen less rejected</span></h3></figcaption>
-    <svg viewBox="0 0 320 150" role="img" aria-label=${said}><line x1="10" x2="310" y1="128" y2="128" class="axis" />
-      ${counts.map((count, bin) => html`<rect key=${bin} x=${10 + (bin * 300) / BINS} width=${300 / BINS - 1} y=${128 - (count / most) * 112}
-        height=${(count / most) * 112} class=${bin < BINS / 2 ? "orange" : "blue"}><title>${counted(count, "pair")}</title></rect>`)}
-      <line x1="160" x2="160" y1="10" y2="128" class="axis" /><text x="10" y="144">${number(-size)}</text><text x="160" y="144" text-anchor="middle">0</text>
+  const wide = 274 / counts.length;
+  const tone = (bin) => (bin === SIDE_BINS ? "grey" : bin < SIDE_BINS ? "orange" : "blue");
+  const said = `margins of ${margins.length} pairs from ${number(-size)} to ${number(size)}; ${margins.filter((one) => one < 0).length} below 0, ${counts[SIDE_BINS]} at 0`;
+  return html`<figure class="chart plain-figure"><figcaption><h3>Margins<span class="unit">score of chosen − score of rejected</span></h3></figcaption>
+    <svg viewBox="0 0 320 150" role="img" aria-label=${said}><line x1="36" x2="310" y1="128" y2="128" class="axis" /><line x1="36" x2="36" y1="16" y2="128" class="axis" />
+      ${counts.map((count, bin) => html`<rect key=${bin} x=${36 + bin * wide} width=${wide - 1} y=${128 - (count / most) * 112}
+        height=${(count / most) * 112} class=${tone(bin)}><title>${counted(count, bin === SIDE_BINS ? "tie" : "pair")}</title></rect>`)}
+      <text x="32" y="20" text-anchor="end">${number(most)}</text><text x="32" y="130" text-anchor="end">0</text><text x="36" y="10">pairs</text>
+      <text x="36" y="144">${number(-size)}</text><text x="173" y="144" text-anchor="middle">0</text>
       <text x="310" y="144" text-anchor="end">${number(size)}</text></svg></figure>`;
 }
 
@@ -69,13 +79,14 @@ const SIDE = 180;
 
 // How often the answer with the higher score was preferred, by the probability that its score predicts.
 function Calibration({ curves }) {
-  const x = (value) => 34 + (value - 0.5) * 2 * SIDE;
+  const x = (value) => 48 + (value - 0.5) * 2 * SIDE;
   const y = (value) => 10 + (1 - value) * SIDE;
   const tones = { before: "grey", after: "blue" };
-  const told = curves.map((one) => `${one.when}: error ${number(one.error)}, ${number(one.by_chance)} by chance`).join("; ");
-  return html`<figure class="chart plain-figure"><figcaption><h3>Calibration</h3><span class="readings">${curves.map((one) => html`<span class="reading" key=${one.when}>
-      <i class=${"dot " + tones[one.when]}></i>${one.when} <b>${number(one.error)}</b> (${number(one.by_chance)} by chance)</span>`)}</span></figcaption>
-    <svg viewBox=${`0 0 ${SIDE + 60} ${SIDE + 42}`} role="img" aria-label=${"calibration error " + told}>
+  const said = curves.map((one) => `${one.when} training: ${number(one.error)}, ${number(one.by_chance)} expected by chance`).join("; ");
+  return html`<figure class="chart plain-figure"><figcaption><h3>Calibration</h3><span class="readings">${curves.map((one) => html`<span class="reading" key=${one.when}
+      title=${`Calibration error: mean distance between predicted and observed shares. ${number(one.by_chance)} is expected by chance.`}>
+      <i class=${"dot " + tones[one.when]}></i>error ${one.when} training <b>${number(one.error)}</b> (${number(one.by_chance)} by chance alone)</span>`)}</span></figcaption>
+    <svg viewBox=${`0 0 ${SIDE + 74} ${SIDE + 42}`} role="img" aria-label=${"calibration error " + said}>
       <line x1=${x(0.5)} x2=${x(1)} y1=${y(0)} y2=${y(0)} class="axis" /><line x1=${x(0.5)} x2=${x(0.5)} y1=${y(0)} y2=${y(1)} class="axis" />
       <line x1=${x(0.5)} x2=${x(1)} y1=${y(0.5)} y2=${y(1)} class="axis dashed" />
       ${curves.flatMap((one) => one.points.filter((point) => point.confidence !== null && point.right !== null).map((point, place) => html`<g key=${one.when + place} class=${tones[one.when]}>
@@ -83,5 +94,6 @@ function Calibration({ curves }) {
         <circle cx=${x(point.confidence)} cy=${y(point.right)} r="4"><title>${`${one.when}: ${counted(point.num_pairs, "pair")}, predicted ${percent(point.confidence)}, right ${percent(point.right)}`}</title></circle></g>`))}
       ${[0, 0.5, 1].map((value) => html`<text key=${value} x=${x(0.5) - 6} y=${y(value) + 4} text-anchor="end">${percent(value)}</text>`)}
       <text x=${x(0.5)} y=${SIDE + 26}>50%</text><text x=${x(1)} y=${SIDE + 26} text-anchor="end">100%</text>
-      <text x=${x(0.75)} y=${SIDE + 38} text-anchor="middle">predicted probability; share that is right upwards</text></svg></figure>`;
+      <text x=${x(0.75)} y=${SIDE + 38} text-anchor="middle">predicted probability</text>
+      <text transform=${`translate(10 ${y(0.5)}) rotate(-90)`} text-anchor="middle">share right</text></svg></figure>`;
 }

@@ -4,13 +4,14 @@ import { pathOf } from "./api.js";
 import { Chart } from "./charts.js";
 import { outcomeColours } from "./colours.js";
 import { html, useMemo } from "./dom.js";
-import { brief, counted, number, percent, plain } from "./format.js";
+import { brief, counted, evaluationName, number, percent, plain } from "./format.js";
 import { Answer } from "./loading.js";
 import { Empty, Outcome, SearchField, Tag } from "./parts.js";
 import { ShareCells } from "./strips.js";
 import { PlainText } from "./tokens.js";
 
 const SHOWN = 200;
+const SOURCES = { rollouts: "training", evaluations: "held-out" };
 
 export function ProblemsView({ run, query, version }) {
   return html`<h1 tabindex="-1">Problems</h1><p class="note">Each square is one step at which the problem was asked, from white (never solved) to blue (always).</p>
@@ -46,26 +47,41 @@ export function ProblemView({ run, rest, query, version }) {
 
 function Problem({ run, page }) {
   const colours = useMemo(() => outcomeColours(new Set(page.steps.flatMap((step) => step.rows.flatMap((row) => Object.values(row.outcomes))))), [page]);
-  const line = { name: "reward", steps: page.steps.map((step) => step.step), values: page.steps.map(meanReward), low: [], high: [] };
-  const open = (step) => document.getElementById(`at-${step}`)?.scrollIntoView({ block: "start", behavior: "smooth" });
+  const open = (step) => document.querySelector(`[data-step="${step}"]`)?.scrollIntoView({ block: "start", behavior: "smooth" });
+  const lines = linesOf(page.steps);
+  const greedy = page.steps.some((step) => step.rows.some((row) => row.greedy));
   return html`<h1 tabindex="-1">${plain(page.prompt_id)}</h1><section class="text" aria-label="prompt"><${PlainText} text=${page.prompt} spaces=${false} /></section>
     ${page.columns && html`<details><summary>Row of the data set</summary><pre class="code">${plain(page.columns)}</pre></details>`}
-    ${page.steps.length > 1 && html`<section class="panels one"><${Chart} title="Mean reward" lines=${[line]} sync="problem" onOpen=${open} /></section>`}
+    ${page.steps.length > 1 && html`<section class="panels one"><${Chart} title="Mean score" unit=${lines.length === 1 && lines[0].name} lines=${lines} sync="problem" onOpen=${open} /></section>`}
+    ${greedy && html`<p class="note">Means count sampled completions only, not the greedy ones.</p>`}
     <p class="key">${Object.entries(colours).map(([name, colour]) => html`<${Outcome} key=${name} name=${name} colour=${colour} />`)}</p>
-    ${page.steps.map((step) => html`<section class="asked-at" key=${step.source + step.step + step.evaluation} id=${`at-${step.step}`}>
+    ${page.steps.map((step) => html`<section class="asked-at" key=${step.source + step.step + step.evaluation} data-step=${step.step}>
       <h2><a data-item href=${link(["run", run.run, "group", step.source, step.step, step.rows[0] ? step.rows[0].group : ""])}>Step ${step.step}</a>
-        <span class="muted"> ${step.source === "rollouts" ? "training" : plain(step.evaluation || "held-out")} · mean reward ${number(meanReward(step))}</span></h2>
+        <span class="muted"> ${SOURCES[step.source]}${step.evaluation && `, ${evaluationName(step.evaluation)}`} · ${step.source === "rollouts" ? "mean reward" : "mean score"} ${number(meanScore(step))}</span></h2>
       <ul class="tries">${step.rows.map((row) => html`<${Try} key=${row.at} run=${run} row=${row} colours=${colours} />`)}</ul></section>`)}`;
 }
 
-function meanReward(step) {
-  const known = step.rows.map((row) => row.reward ?? row.judged).filter((reward) => reward !== null);
-  return known.length ? known.reduce((sum, reward) => sum + reward, 0) / known.length : null;
+// Training is paid by its reward; a held-out completion is judged by the task, whatever training pays for.
+function scoreOf(row) {
+  return row.source === "rollouts" ? row.reward : row.judged ?? row.reward;
+}
+
+function meanScore(step) {
+  const known = step.rows.filter((row) => !row.greedy).map(scoreOf).filter((score) => score !== null);
+  return known.length ? known.reduce((sum, score) => sum + score, 0) / known.length : null;
+}
+
+// A line for training and one for held-out evaluations; a step with two evaluations has two points.
+function linesOf(steps) {
+  return Object.entries(SOURCES).flatMap(([source, name]) => {
+    const own = steps.filter((step) => step.source === source);
+    return own.length ? [{ name, steps: own.map((step) => step.step), values: own.map(meanScore), colour: source === "rollouts" ? "blue" : "orange" }] : [];
+  });
 }
 
 function Try({ run, row, colours }) {
   const outcome = Object.values(row.outcomes)[0];
-  return html`<li><a class="try" data-item href=${link(["run", run.run, "rollout", ...row.at.split("/")])}><b class="n">${number(row.reward ?? row.judged)}</b>
+  return html`<li><a class="try" data-item href=${link(["run", run.run, "rollout", ...row.at.split("/")])}><b class="n">${number(scoreOf(row))}</b>
     <span>${outcome && html`<${Outcome} name=${outcome} colour=${colours[outcome]} />`}</span>
     <span class="text">${row.greedy && html`<${Tag}>greedy<//> `}${plain(brief(row.completion, 400))}</span></a></li>`;
 }

@@ -1,11 +1,11 @@
 // One rollout: every token with its numbers, what the graders read, and its place among its siblings.
 import { choose, link } from "./address.js";
 import { baseOf, scaleOf } from "./colours.js";
-import { html, useMemo, useState } from "./dom.js";
+import { html, useEffect, useMemo, useState } from "./dom.js";
 import { plain } from "./format.js";
 import { Answer } from "./loading.js";
 import { Choice, Empty, Legend, Select } from "./parts.js";
-import { Facts, Graders, Reading, Row, sentence } from "./rollout_facts.js";
+import { DatasetRow, Facts, Graders, Reading, sentence } from "./rollout_facts.js";
 import { Pieces, PlainText, spansByToken, TokenText } from "./tokens.js";
 
 export function RolloutView({ run, rest, query, version }) {
@@ -21,7 +21,9 @@ function Rollout({ run, page, query }) {
   const quantity = off ? undefined : chosen;
   const scale = useMemo(() => quantity && scaleOf(quantity), [quantity]);
   const spans = useMemo(() => spansByToken(page.offsets, page.spans, page.prefill.length), [page]);
-  const [at, setAt] = useState(Number(query.token) || 0);
+  const [at, setAt] = useState(Math.max(0, Math.min(Number(query.token) || 0, completion.length - 1)));
+  const hold = (place) => { setAt(place); choose({ token: place || "" }); };
+  useEffect(() => { if (query.token) document.querySelector(`[data-at="${at}"]`)?.scrollIntoView({ block: "center" }); }, []);
   const spaces = query.spaces !== "off";
   const near = (side) => page.neighbours[side] && html`<a rel=${side === "next" ? "next" : "prev"} title=${side === "next" ? "next rollout (j)" : "previous rollout (k)"}
     href=${link(["run", run, "rollout", ...page.neighbours[side].split("/")], { ...query, token: "" })}>${side === "next" ? "next →" : "← previous"}</a>`;
@@ -33,10 +35,10 @@ function Rollout({ run, page, query }) {
         <${Controls} quantities=${quantities} chosen=${quantity} spaces=${spaces} /></div>
         ${quantity && html`<${Legend} scale=${scale} label=${quantity.label} unit=${quantity.unit} />`}
         ${completion.length ? html`<${TokenText} pieces=${completion} values=${quantity && quantity.values} scale=${scale} spaces=${spaces} spans=${spans}
-          turns=${page.turns} at=${at} onPick=${setAt} say=${(place) => sentence(page, quantity, place)} />`
+          turns=${page.turns} at=${at} onPick=${setAt} onHold=${hold} say=${(place) => sentence(page, quantity, place)} />`
           : page.completion_text ? html`<${PlainText} text=${page.completion_text} spaces=${spaces} />` : html`<${Empty}>The completion is empty.<//>`}</section></div>
       <aside class="side" aria-label="numbers">${completion.length > 0 && html`<${Reading} page=${page} at=${at} chosen=${quantity} />`}
-        <${Graders} page=${page} run=${run} onPick=${setAt} /><${Row} page=${page} /></aside></div>`;
+        <${Graders} page=${page} run=${run} onHold=${hold} /><${DatasetRow} page=${page} /></aside></div>`;
 }
 
 function Prompt({ page, spaces }) {

@@ -2,19 +2,20 @@
 import { link } from "./address.js";
 import { baseOf, heat, outcomeColour, scaleOf } from "./colours.js";
 import { html } from "./dom.js";
-import { counted, number, percent, plain, words } from "./format.js";
+import { counted, evaluationName, judgement, number, percent, plain, words } from "./format.js";
 import { Fact, Outcome, Section, Signed, Tag } from "./parts.js";
 import { callText, tokenName } from "./tokens.js";
 
 export function Facts({ page }) {
   const { row } = page;
-  return html`<dl class="facts"><${Fact} name="reward"><b>${number(row.reward)}</b><//>
+  return html`<dl class="facts">${(row.reward !== null || row.judged === null) && html`<${Fact} name="reward"><b>${number(row.reward)}</b><//>`}
+    ${row.judged !== null && html`<${Fact} name="by the task"><b>${judgement(row.judged)}</b><//>`}
     ${row.advantage !== null && html`<${Fact} name="advantage"><${Signed} value=${row.advantage} scale=${scaleOf({ name: "advantage" })} /><//>`}
     ${Object.entries(row.outcomes).map(([name, outcome]) => html`<${Fact} key=${name} name=${plain(name)}>
       <${Outcome} name=${outcome} colour=${outcomeColour(outcome)} /><//>`)}
     ${Object.keys(row.scores).length > 1 && Object.entries(row.scores).map(([name, score]) => html`<${Fact} key=${"s" + name} name=${plain(name)}>${number(score)}<//>`)}
     <${Fact} name="ends by">${words(row.finish)}<//><${Fact} name="tokens">${number(row.length)}<//>
-    ${row.evaluation && html`<${Fact} name="evaluation">${plain(row.evaluation)}${row.greedy && ", greedy"}<//>`}
+    ${row.evaluation && html`<${Fact} name="evaluation">${evaluationName(row.evaluation)}${row.greedy && ", greedy"}<//>`}
     ${page.weights_version !== null && html`<${Fact} name="weights of step">${number(page.weights_version)}<//>`}
     ${row.replaced && html`<${Tag} tone="warn">its group was replaced<//>`}${page.failure && html`<${Tag} tone="warn">${plain(page.failure)}<//>`}</dl>`;
 }
@@ -38,7 +39,7 @@ export function Reading({ page, at, chosen }) {
       ${!piece.sampled && html`<tr><th scope="row">given</th><td class="n">not sampled</td></tr>`}
       ${rows.map((one) => html`<tr key=${one.name} class=${one === chosen ? "on" : ""}><th scope="row" title=${one.unit}>${one.label.split(", update")[0]}</th>
         <td class=${"n " + paleOrHeat(one, at)}>${baseOf(one.name) === "clipped" ? (one.values[at] ? "yes" : "no") : number(one.values[at], 4)}${one.unit === "nats" && html`<span class="unit">nats</span>`}</td></tr>`)}</tbody></table>
-    ${updates.length > 0 && html`<p class="note">From log π down: as update ${update} of the step computed them.</p>`}
+    ${updates.length > 0 && html`<p class="note">log π and the rows below it are from update ${update} of the step.</p>`}
     ${alternatives.length > 0 && html`<h3>Likeliest tokens</h3><ol class="alternatives">${alternatives.map((one) => html`<li key=${one.id} class=${one.id === piece.id ? "on" : ""}>
       <code>${plain(JSON.stringify(one.text))}</code><span class="share-bar"><i style=${{ width: 100 * Math.exp(one.logprob) + "%" }}></i></span><span class="n">${share(Math.exp(one.logprob))}</span></li>`)}</ol>`}</section>`;
 }
@@ -53,11 +54,11 @@ function paleOrHeat(quantity, at) {
   return scale.own ? "" : heat(quantity.values[at], scale);
 }
 
-export function Graders({ page, run, onPick }) {
+export function Graders({ page, run, onHold }) {
   const siblings = page.siblings || [];
   const tokenOf = (span) => Math.max(0, page.offsets.findIndex((offset) => offset + page.prefill.length > span.start) - 1);
   return html`${page.spans.length + page.notes.length > 0 && html`<${Section} id="graders" title="What graders read"><ul class="spans">
-      ${page.spans.map((span, place) => html`<li key=${place}><button type="button" class="plain" onClick=${() => onPick(tokenOf(span))}>
+      ${page.spans.map((span, place) => html`<li key=${place}><button type="button" class="plain" onClick=${() => onHold(tokenOf(span))}>
         <i class=${"swatch mark-" + span.kind} aria-hidden="true"></i>${plain(span.function)}: ${span.kind}</button>
         ${span.value !== null && html`<span class="n"> ${number(span.value)}</span>`} <span class="muted">${plain(span.says)}</span></li>`)}
       ${page.notes.map((note, place) => html`<li key=${"n" + place}>${plain(note)}</li>`)}</ul><//>`}
@@ -67,7 +68,7 @@ export function Graders({ page, run, onPick }) {
       href=${link(["run", run, "rollout", ...one.at.split("/")])} aria-current=${one.at === page.row.at ? "page" : undefined}>${plain(one.label)}</a>`)}</p><//>`}`;
 }
 
-export function Row({ page }) {
+export function DatasetRow({ page }) {
   const extras = Object.entries(page.extras || {});
   if (!page.columns && !extras.length) return null;
   return html`<${Section} id="row" title="Row of the data set"><p class="note">${plain(page.row.prompt_id)}</p>

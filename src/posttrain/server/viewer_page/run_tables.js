@@ -3,7 +3,7 @@ import { link } from "./address.js";
 import { Chart } from "./charts.js";
 import { lineColour } from "./colours.js";
 import { html } from "./dom.js";
-import { interval, number, percent, plain, seconds, signed, words } from "./format.js";
+import { interval, number, percent, plain, seconds, shareInterval, signed, words } from "./format.js";
 import { Answer } from "./loading.js";
 import { Empty, Section } from "./parts.js";
 import { Picture } from "./pictures.js";
@@ -13,13 +13,20 @@ export function ComparisonPage({ run, version }) {
     ${(page) => html`<${Comparison} run=${run} page=${page} />`}<//>`;
 }
 
+// A colour for each variant, a kind of line for each seed.
+const DASHES = [undefined, [7, 4], [2, 3], [9, 3, 2, 3]];
+
+function seedOf(line) {
+  return Number(line.name.split(", seed ")[1]) || 0;
+}
+
 function Comparison({ run, page }) {
   if (!page.variants.length) return html`<${Empty}>No run of this comparison is finished.<//>`;
   const show = page.measure.startsWith("accuracy") ? percent : number;
   const place = Object.fromEntries(page.variants.map((one, at) => [one.variant, at]));
-  const lines = page.curves.flatMap((panel) => panel.lines.map((line) => ({ ...line, colour: lineColour(place[line.name.split(", seed ")[0]] || 0) })));
+  const lines = page.curves.flatMap((panel) => panel.lines.map((line) => ({ ...line, colour: lineColour(place[line.name.split(", seed ")[0]] || 0), dash: DASHES[seedOf(line) % DASHES.length] })));
   return html`<p class="note">Budget of a run: ${plain(page.budget)}. Means over seeds, with 95% intervals over seeds.</p>
-    <div class="scroll"><table class="rows"><thead><tr><th>variant</th><th class="n">before</th><th class="n">after</th><th class="n">beyond the first</th>
+    <div class="scroll"><table class="rows"><thead><tr><th>variant</th><th class="n">before</th><th class="n">after</th><th class="n" title="The mean after training, less that of the first variant">difference to the first</th>
       <th class="n">greedy</th><th class="n">KL</th><th class="n">length</th><th class="n">tokens</th><th class="n">training</th><th class="n">memory</th></tr></thead>
       <tbody>${page.variants.map((one) => html`<${Variant} key=${one.variant} one=${one} show=${show} />`)}</tbody></table></div>
     ${lines.length > 0 && html`<section class="panels one"><${Chart} title=${words(page.measure)} unit="by tokens sampled" lines=${lines} percents=${show === percent} sync="comparison" /></section>`}
@@ -33,10 +40,11 @@ function Comparison({ run, page }) {
 }
 
 function Variant({ one, show }) {
-  const told = ([mean, low, high], format = show) => mean === undefined ? "" : html`${format(mean)}<span class="interval">${interval(low, high, show)}</span>`;
   const gain = show === percent ? (value) => `${signed(value * 100)} pp` : signed;
+  const range = (low, high, least) => (show === percent ? shareInterval(low, high, least) : interval(low, high));
+  const estimate = ([mean, low, high], format = show, least = 0) => mean === undefined ? "" : html`${format(mean)}<span class="interval">${range(low, high, least)}</span>`;
   const { greedy, kl_per_completion: kl, mean_length: length, sampled_tokens: tokens, training_seconds: time, peak_memory_bytes: memory } = one.numbers;
-  return html`<tr><th scope="row">${plain(one.variant)}</th><td class="n">${told(one.before)}</td><td class="n">${told(one.after)}</td><td class="n">${told(one.gain, gain)}</td>
+  return html`<tr><th scope="row">${plain(one.variant)}</th><td class="n">${estimate(one.before)}</td><td class="n">${estimate(one.after)}</td><td class="n">${estimate(one.gain, gain, -1)}</td>
     <td class="n">${show(greedy)}</td><td class="n">${number(kl)}</td><td class="n">${number(length)}</td><td class="n">${number(Math.round(tokens))}</td>
     <td class="n">${seconds(time)}</td><td class="n">${memory === undefined ? "–" : `${number(memory / 1e9)} GB`}</td></tr>`;
 }

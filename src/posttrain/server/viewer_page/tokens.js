@@ -26,29 +26,30 @@ function More({ total, limit, setLimit }) {
     Show more of ${total} tokens</button></p>`;
 }
 
-// `at` is the token whose numbers are shown; `onPick(at)` is called for hover and focus, `onHold(at)` for a click.
-export function TokenText({ pieces, values, scale, spaces, spans, turns, at, onPick, say }) {
-  const [limit, setLimit] = useState(SHOWN);
+// `at` is the token whose numbers are shown; `onPick(at)` is called for hover and focus, `onHold(at)` for a click and for keys.
+export function TokenText({ pieces, values, scale, spaces, spans, turns, at, onPick, onHold = onPick, say }) {
+  const [limit, setLimit] = useState(Math.max(SHOWN, at + 1));
   const keyed = (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity }[event.key];
     if (by === undefined) return;
     event.preventDefault();
     event.stopPropagation();
     const next = Math.min(Math.min(limit, pieces.length) - 1, Math.max(0, at + by));
-    onPick(next);
+    onHold(next);
     const node = event.currentTarget.querySelector(`[data-at="${next}"]`);
     node.focus({ preventScroll: true });
     node.scrollIntoView({ block: "nearest" });
   };
-  const picked = (event) => {
+  const calling = (act) => (event) => {
     const node = event.target.closest("[data-at]");
-    if (node) onPick(Number(node.dataset.at));
+    if (node) act(Number(node.dataset.at));
   };
+  const picked = calling(onPick);
   const end = Math.min(limit, pieces.length);
   const token = (place) => html`${names(spans[place])}<span key=${place} data-at=${place} tabindex=${place === at ? 0 : -1} aria-label=${say(place)}
     data-value=${place === at && values && values[place] !== null ? number(values[place]) : undefined}
     class=${classes(pieces[place], values && values[place], scale, spans[place], place === at)}>${inside(pieces[place], spaces)}</span>`;
-  return html`<div class="tokens read" role="group" aria-label="completion, token by token" onMouseOver=${picked} onFocusIn=${picked} onKeyDown=${keyed}>
+  return html`<div class="tokens read" role="group" aria-label="completion, token by token" onMouseOver=${picked} onFocusIn=${picked} onClick=${calling(onHold)} onKeyDown=${keyed}>
     ${segments(turns, end).map(({ from, to, turn }) => {
       const tokens = Array.from({ length: to - from }, (_, place) => token(from + place));
       return turn ? html`<div class="reply" key=${"r" + from}><${Calls} turn=${turn} />${tokens}</div>` : tokens;

@@ -15,7 +15,7 @@ from posttrain.viewer.metric_lines import Values
 from posttrain.viewer.opened_run import OpenedRun
 
 SCORES = {
-    "reward-model": ("scores of the reward model", "log-odds"),
+    "reward-model": ("output of the reward model", "log-odds"),
     "dpo": ("implicit rewards, β log π/π_ref", "nats"),
     "collect": ("rewards of the judge", ""),
 }
