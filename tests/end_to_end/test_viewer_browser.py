@@ -182,7 +182,7 @@ def test_a_chart_is_read_by_keys_and_a_mark_opens_all_alarms_of_its_step(window:
     window.until("!location.hash.includes('from=')")
     window.press("End")
     window.press("Enter")
-    window.until("document.activeElement.closest('.alarms')")
+    window.until("!!document.activeElement.closest('.alarms')")
     opened = "[...document.querySelectorAll('.alarms li')].map(each => [each.dataset.step, each.querySelector('details').open])"
     assert [each for each in window.run(opened) if each[1]] == [["30", True], ["30", True]]
     open_view(window, server, "/run/1")
@@ -206,8 +206,8 @@ def test_held_out_completions_are_right_or_wrong_whatever_training_pays_for(wind
 
 def test_a_problem_is_scored_by_its_sampled_completions(window: Browser, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    rows = held_out_rows(2, "brief", [[1, 0]]) + held_out_rows(2, "after", [[1, 1]])
-    write_rows(run / "evaluations/step-000002.parquet", rows)
+    rows = held_out_rows(3, "brief", [[1, 0]]) + held_out_rows(3, "after", [[1, 1]])
+    write_rows(run / "evaluations/step-000003.parquet", rows)
     with viewing(run) as server:
         open_view(window, server, "/run/0/problem/held-out%2F0")
         heads = window.run("[...document.querySelectorAll('.asked-at h2')].map(each => each.innerText)")
@@ -219,14 +219,14 @@ def test_a_problem_is_scored_by_its_sampled_completions(window: Browser, tmp_pat
         ]
         assert "Means count sampled completions only" in shown(window)
         said = window.run("document.querySelector('.plot').getAttribute('aria-label')")
-        assert said == "Mean score. held-out: 0 at step 0, 1 at step 2"
+        assert said == "Mean score. held-out: 0 at step 0, 1 at step 3"
 
 
 def test_numbers_in_words(window: Browser, server: RunViewer) -> None:
     open_view(window, server, "/")
     said = "import('/page/format.js').then(format => ["
     said += "format.seconds(119.7), format.seconds(99.9), format.shareInterval(-0.361, 0.83), format.judgement(0.5)])"
-    assert window.run(said) == ["2 min 0 s", "99.9 s", "0% to 83.0%", "0.500"]
+    assert window.run(said) == ["2 min 0 s", "99.9 s", "0% to 83%", "0.500"]
 
 
 def test_the_planted_hack_is_read_three_clicks_from_the_list(window: Browser, server: RunViewer) -> None:
