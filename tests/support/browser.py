@@ -26,6 +26,8 @@ KEY_CODES = {
     "Escape": (27, ""),
     "Backspace": (8, ""),
     "Tab": (9, ""),
+    "Home": (36, ""),
+    "End": (35, ""),
     "ArrowLeft": (37, ""),
     "ArrowUp": (38, ""),
     "ArrowRight": (39, ""),
