@@ -87,8 +87,11 @@ def test_margins_of_0_are_ties_in_a_bin_of_their_own(window: Browser, tmp_path: 
     with viewing(run) as server:
         window.open(f"{server.address}&/run/0/pairs")
         window.until(LOADED)
-        bars = "[...document.querySelectorAll('rect')].filter(each => +each.getAttribute('height')).map(each => each.classList[0])"
-        assert window.run(bars) == ["grey", "blue"]  # the tie, and the pair in the right order
+        filled = "[...document.querySelectorAll('rect')].filter(each => +each.getAttribute('height'))"
+        assert window.run(f"{filled}.map(each => each.classList[0])") == [
+            "grey",
+            "blue",
+        ]  # the tie, and the pair in the right order
 
 
 def test_runs_without_common_problems_are_compared_by_their_curves(window: Browser, tmp_path: Path) -> None:
