@@ -190,7 +190,7 @@ def resting_on(results: Mapping[str, object], name: str) -> str:
     return f"{problems} problems" + (f" × {samples}" if samples is not None and not greedy else "")
 
 
-NO_LINKS: list[Link] = []
+NO_LINKS: Sequence[Link] = ()
 HELD_OUT, MOST_LINKS = "held-out ", 8
 TAIL = 300
 """Characters of a long completion's end that a transcript has."""
@@ -205,13 +205,13 @@ def alarm_entries(run: OpenedRun, faults: list[str]) -> list[AlarmEntry]:
             says=str(record.get("says", "")),
             notice=record.get("notice") is True,
             transcript=str(record.get("transcript", "")),
-            links=content_or(NO_LINKS, partial(links_of_alarm, run, record), faults),
+            links=[*content_or(NO_LINKS, partial(links_of_alarm, run, record), faults)],
         )
         for record in run.alarms.records()
     ]
 
 
-def links_of_alarm(run: OpenedRun, record: Mapping[str, object]) -> list[Link]:
+def links_of_alarm(run: OpenedRun, record: Mapping[str, object]) -> Sequence[Link]:
     """The completions that an alarm is about, held-out ones for an alarm about those.  Raises Unreadable."""
     step, evaluation = int(str(record["step"])), record.get("evaluation")
     name = str(record.get("alarm", ""))
