@@ -181,7 +181,7 @@ def test_a_pickle_is_not_weights(server: RlServer) -> None:
     server.begin()
     info = wire.UpdateInfo(path="evil.safetensors", sha256=hashlib.sha256(content).hexdigest())
     status, said = told(server, wire.UPDATE, wire.UpdateRequest(update_info=info))
-    assert (status, "not a whole safetensors file" in said) == (400, True)
+    assert (status, "not a complete safetensors file" in said) == (400, True)
     server.post(wire.RESUME)
 
 

@@ -198,7 +198,7 @@ def test_openai_s_client_brings_the_token_as_its_key(locked: ModelServer) -> Non
         answer = ours.chat.completions.create(model="bundled", messages=messages, max_tokens=4, n=2, seed=1)
         assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
         assert answer.usage.completion_tokens == 8
-        with refused("nothing is written before", error=openai.BadRequestError):
+        with refused("text before a given suffix", error=openai.BadRequestError):
             ours.completions.create(model="bundled", prompt="hi", suffix="end")
     other = openai.OpenAI(base_url=base_url, api_key="another", max_retries=0)
     with other, refused("the token", error=openai.AuthenticationError):

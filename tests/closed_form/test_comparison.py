@@ -248,7 +248,7 @@ def test_without_held_out_rows_there_is_nothing_to_compare(tmp_path: Path) -> No
     own = load_recipe(task={**rows, "held_out_share": 0.0, "held_out_path": "test.jsonl"}, rewards=["format"])
     assert make_cells({"grpo": own}, seeds=1, budget=Budget(), folder=tmp_path)
     unmeasured = replace(result("grpo", 0, 0.5), after={"accuracy_sampled": None})
-    with refused("grpo seed 0: no held-out accuracy was measured", error=RunError):
+    with refused("grpo seed 0: held-out accuracy was not measured", error=RunError):
         variant_results([unmeasured])
 
 

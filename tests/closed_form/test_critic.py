@@ -67,7 +67,7 @@ def test_the_critic_learns_alone_until_it_explains_something_or_its_steps_are_ov
 def test_a_checkpoint_that_does_not_say_what_was_remembered_is_refused(options: dict[str, object]) -> None:
     algorithm = ppo(**options)
     first = ActorCriticState.at_first(algorithm, begun=False)
-    with refused("the checkpoint does not say what ppo remembered", error=RunError):
+    with refused("the checkpoint does not contain the state of ppo", error=RunError):
         first.restored({}, algorithm)
     for state in (first, ActorCriticState(), ActorCriticState(kl_coefficient=0.25, begun=True, fit_steps=1)):
         assert first.restored(json.loads(json.dumps(state.as_json(algorithm))), algorithm) == state

@@ -144,7 +144,7 @@ def test_what_a_probe_measures_must_be_its_readings_as_finite_numbers(measured: 
 
 
 def test_a_probe_gives_nothing_that_is_measured_anyway() -> None:
-    with refused(f"gives {', '.join(sorted(TAKEN))}, which evaluation has already"):
+    with refused(f"returned {', '.join(sorted(TAKEN))}, which evaluations already have"):
         evaluated(dict.fromkeys(TAKEN, 1.0), *TAKEN)
 
 

@@ -139,8 +139,8 @@ def test_two_bases_are_told_by_name_and_digest_and_one_without_frozen_parts_by_t
     states = {name: frozen_state(module, name) for name, module in (("first", first), ("second", second))}
     short = {name: frozen_digest(module)[:16] for name, module in (("first", first), ("second", second))}
     require_same_frozen(states["first"], states["first"])
-    said = f"over first .SHA-256 {short['first']}., and this is second .SHA-256 {short['second']}.\\."
+    said = f"with first .SHA-256 {short['first']}., but this is second .SHA-256 {short['second']}.\\."
     with pytest.raises(RunError, match=said):
         require_same_frozen(states["second"], states["first"])
-    with refused("and this is a model without frozen parts.", error=RunError):
+    with refused("but this is a model without frozen parts.", error=RunError):
         require_same_frozen(frozen_state(nn.Linear(1, 1), "whole"), states["first"])

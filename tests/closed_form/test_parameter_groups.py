@@ -95,8 +95,8 @@ def test_one_group_is_clipped_to_the_bit_as_torch_clips() -> None:
 @pytest.mark.parametrize(
     ("option", "rule"),
     [
-        ({"rate_scale": -1.0}, "0 or more."),
-        ({"rate_scale": math.inf}, "0 or more."),
+        ({"rate_scale": -1.0}, "at least 0."),
+        ({"rate_scale": math.inf}, "at least 0."),
         ({"max_grad_norm": 0.0}, "above 0 (1e9 never"),
         ({"max_grad_norm": math.inf}, "above 0"),
         ({"max_grad_norm": math.nan}, "above 0"),
@@ -104,13 +104,13 @@ def test_one_group_is_clipped_to_the_bit_as_torch_clips() -> None:
 )
 def test_a_rate_or_a_limit_that_is_none_is_refused(option: dict[str, float], rule: str) -> None:
     ((name, value),) = option.items()
-    with refused(f"parameter group head: {name} = {value}: use a finite number", rule):
+    with refused(f"parameter group head: {name} = {value}: must be a finite number", rule):
         ParameterGroup(module="head", parameters=[], **option)
 
 
 def test_two_groups_of_one_name_or_with_one_parameter_are_refused() -> None:
     one, other = parameter(1, 2), parameter(1)
-    with refused("parameter groups: 2 have the name 'head'; give each a name of its own."):
+    with refused("parameter groups: 2 have the name 'head'.  Give each a unique name."):
         new_optimizer([*groups_of(head=one), *groups_of(head=other)], OptimizerOptions())
     with refused("a parameter of shape [2] is in 'policy' and in 'value_head'; it can be"):
         new_optimizer(two_modules([one], [other, one]), OptimizerOptions())

@@ -80,7 +80,7 @@ def test_an_answer_comes_from_its_column_and_the_prefill_stays_behind() -> None:
     group = asked("a", "b", prefill="so ", solution="2")
     made = written(options, group, [0, 0])
     assert [tokenizer().decode(tokens) for tokens in made.tokens[0]] == ["1+1=(2) 1+1=so "] * 2
-    with refused("answer_column = answer: prompt p has no such column (it has solution)"):
+    with refused("answer_column = answer: prompt p does not have it (it has solution)"):
         written(TeacherOptions(sees="answer"), group, [0, 0])
     # It is part of what a sibling said.
     made = written(SIBLING, asked("ab", "c", prefill="so "), [0, 1])
@@ -99,7 +99,7 @@ def test_in_a_conversation_it_is_the_last_message_by_the_user_that_says_more() -
     assert chat.decode(tokens) == "[s]be[u]first[a]ok[u]why/so[a]"
     assert prompt.text == "[s]be[u]first[a]ok[u]why[a]"
     lonely = Prompt(id="p", text="be", tokens=(1,), messages=({"role": "system", "content": "be"},))
-    with refused("prompt p: no message of the user's"):
+    with refused("prompt p: there is no user message"):
         PrivilegedPrompts(SIBLING, TokenizerRenderer(tokenizer()), max_positions=9).written(lonely, "x")
 
 
@@ -129,7 +129,7 @@ def test_a_model_of_the_same_vocabulary_teaches_and_goes_on_from_the_prompt_unle
 def test_a_model_of_another_vocabulary_is_refused_by_the_first_token_that_differs() -> None:
     other = plain_tokenizer(eos_token="<|end|>")
     other.add_tokens(["zebra"])
-    with refused("zoo: its vocabulary is not the policy's: 1 tokens differ, such as 'zebra'"):
+    with refused("zoo: its vocabulary differs from the policy's: 1 tokens differ, such as 'zebra'"):
         require_same_vocabulary(tiny_policy(), replace(tiny_policy(seed=1), tokenizer=other), "zoo")
     require_same_vocabulary(tiny_policy(), tiny_policy(seed=1), "zoo")
 

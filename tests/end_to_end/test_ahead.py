@@ -307,7 +307,7 @@ def test_a_killed_run_samples_no_finished_step_again_and_is_replayed_to_the_bit(
     assert sorted(scored) == [(step, draw) for step in range(1, STEPS + 1) for draw in range(4)]
     replayed = command("replay", run, folder=place)
     assert replayed.code == 0, replayed.out
-    assert replayed.out.splitlines() == [f"step {step}: equal to the bit" for step in (0, 3, 6)]
+    assert replayed.out.splitlines() == [f"step {step}: equal in every bit" for step in (0, 3, 6)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

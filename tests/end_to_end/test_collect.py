@@ -251,7 +251,7 @@ def test_overwriting_gives_up_what_was_there_once_there_is_something_new(policy:
     collected(policy, folder)
     before = {file: file.read_bytes() for file in folder.iterdir() if file.suffix in (".jsonl", ".json")}
     anew = {"collect": {"num_prompts": 2}, "run": {"overwrite": True}}
-    with refused("rewards: the task has none"):
+    with refused("rewards: none are given"):
         collected(policy, folder, None, **anew)
     with refused("the grader is down", error=RunError):
         collected(policy, folder, fails, **anew)

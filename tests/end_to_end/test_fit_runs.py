@@ -87,7 +87,7 @@ DRY_RUNS: dict[str, tuple[list[str], list[str]]] = {
     "reward-model": (
         ["--model.adapter.rank", "2"],
         [
-            "merged into the base when it is saved",
+            "merged into the base when the model is saved",
             "loss       -log σ(r_chosen - r_rejected), centring 0.01, margins of ",
             "chosen   ⟪yes ",
         ],
@@ -95,7 +95,7 @@ DRY_RUNS: dict[str, tuple[list[str], list[str]]] = {
     "dpo": (
         ["--dpo.loss", "ipo", "--dpo.label-smoothing", "0.1", "--dpo.nll-weight", "0.2", "--dpo.reference", "live"],
         [
-            "loss       ipo, beta 0.1, 0.1 of the labels taken to be wrong, log-probs per token, 0.2 × -log π",
+            "loss       ipo, beta 0.1, 0.1 of the labels assumed wrong, log-probs per token, 0.2 × -log π",
             "reference  the policy at the beginning, computed for each batch",
             "!<|im_end|>⟫\n",
         ],

@@ -102,11 +102,11 @@ def test_a_lease_ends_after_its_time_and_each_call_renews_it(server: RlServer) -
     assert (status, "samples for bob" in str(said)) == (409, True)
     assert server.take("bob", 0)[0] == 200  # given back
     status, said = server.post(wire.RESUME, **{wire.OWNER_HEADER: "ann"})
-    assert (status, "belongs to no run" in str(said)) == (409, True)
+    assert (status, "does not belong to a run" in str(said)) == (409, True)
     assert server.take("bob", 0.05)[0] == 200
     time.sleep(0.1)
     status, said = server.post(wire.RESUME, **{wire.OWNER_HEADER: "ann"})
-    assert (status, "was taken by bob, whose lease has ended" in str(said)) == (409, True)
+    assert (status, "bob took this server, and its lease has ended" in str(said)) == (409, True)
 
 
 CHANGING = (wire.PAUSE, wire.RESUME, wire.START, wire.UPDATE, wire.FINISH)

@@ -189,7 +189,7 @@ def test_a_saved_step_is_not_saved_again_where_an_error_ends_the_run(model: Path
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"reward": [dice]}, ("there is no argument `reward`", "rewards")),
+        ({"reward": [dice]}, ("no such argument: `reward`", "rewards")),
         ({"from_step": 2}, ("from_step = 2: only a resumed run",)),
     ],
 )

@@ -121,7 +121,7 @@ def test_what_cannot_be_replayed_says_why(model: Path, tmp_path: Path) -> None:
     with refused("draw 0 is of prompt", "Restore the rows of the run", error=RunError):
         replay(config, CallerObjects(rows=ROWS[::-1], rewards=[dice]))
     file.unlink()
-    with refused("lacks steps up to a checkpoint", error=UserError):
+    with refused("steps before a checkpoint are missing", error=UserError):
         replayed(config, [dice])
 
 

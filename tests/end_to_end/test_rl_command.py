@@ -124,7 +124,7 @@ def test_the_plan_says_how_long_it_takes_if_completions_grow_to_their_limit() ->
     lines = time_lines(session, step, {"rollout": 4.0, "grade": 1.0, "update": 1.0}, whole_step=True)  # type: ignore[arg-type]
     assert lines[0] == "time       1.0 to 4.0 min: completions have 2 tokens and may grow to 8"
     assert lines[2].endswith(
-        "the recipe's own run took 8 to 10 minutes for at most 60 steps, on the machine that its header names"
+        "the recipe's own run took 8 to 10 minutes for at most 60 steps on the machine named in its header"
     )
 
 
@@ -140,7 +140,9 @@ def test_without_held_out_rows_the_end_says_so_and_how_to_have_some(place: Path)
     ended = called("rl", recipe)
     assert ended.code == 0, ended.err
     mentions(
-        ended.out, "No rows were held out, so nothing was measured before and after.", "steps without their gradients"
+        ended.out,
+        "No rows were held out, so there are no results before and after training.",
+        "steps without their gradients",
     )
     assert "measure it" not in ended.out
     evaluated = called("eval", str(place / "run"))
@@ -316,7 +318,7 @@ def test_a_device_that_is_not_there_is_told_before_anything_is_loaded(monkeypatc
 
 
 def test_a_config_of_another_kind_is_refused_by_name() -> None:
-    with refused("a SftConfig is given, and a Config is needed"):
+    with refused("a SftConfig is given, but a Config is required"):
         posttrain.train(posttrain.load_recipe("countdown-base"))
     with refused("no such section in `posttrain sft`"):
         posttrain.load_recipe("countdown-tiny", kind=posttrain.SftConfig)

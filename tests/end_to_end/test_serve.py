@@ -64,9 +64,9 @@ def test_completions_are_counted_seeded_and_cut_at_stop_texts(server: ModelServe
         ("/v1/completions", {"prompt": QUESTION, "max_tokens": "many"}, "max_tokens = 'many'"),
         ("/v1/completions", {"prompt": QUESTION, "temperature": -1}, "temperature = -1"),
         ("/v1/completions", {"prompt": QUESTION, "n": 1000}, "n = 1000"),
-        ("/v1/completions", {"prompt": "x" * 5000}, "context of 1024; send at most 1023"),
+        ("/v1/completions", {"prompt": "x" * 5000}, "context of 1024.  Send at most 1023"),
         ("/v1/chat/completions", {"messages": []}, "messages"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 5000}]}, "send at most 1023"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 5000}]}, "Send at most 1023"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 2}, "knows single questions"),
         ("/v1/completions", [1], "JSON object"),
         ("/v1/completions", {"prompt": QUESTION, "temprature": 0.5}, "Did you mean `temperature`?"),
@@ -110,7 +110,7 @@ def test_completions_are_counted_seeded_and_cut_at_stop_texts(server: ModelServe
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
-            "messages[0].content[1] has the type 'image_url': a part must be a text",
+            "messages[0].content[1] has the type 'image_url': must be a text part",
         ),
         ("/v1/chat/completions", {"messages": [{"role": "a", "content": "a", "tool_calls": 5}]}, "tool_calls"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "surrogate"),
@@ -189,7 +189,7 @@ def test_another_model_than_the_served_one_is_not_found(server: ModelServer) -> 
     body = {"prompt": QUESTION, "max_tokens": 1}
     assert asked(server, "/v1/completions", {**body, "model": "bundled"})[0] == 200
     said = refused_request(server, "/v1/completions", {**body, "model": "gpt-4"}, 404)
-    assert "`bundled` is the one model here" in said
+    assert "no such model.  Use `bundled`" in said
     code, answer = asked(server, "/v1/models/bundled")
     assert (code, answer["id"]) == (200, "bundled")
     assert asked(server, "/v1/models/gpt-4")[0] == 404
@@ -214,7 +214,7 @@ def test_another_method_is_told_the_one_that_is_taken(server: ModelServer, metho
         response = connection.getresponse()
         assert (response.status, response.getheader("Allow")) == ((405, allow) if allow else (501, None))
         body = response.read()
-    told = f"this path takes {allow}" if allow else method
+    told = f"this path supports {allow}" if allow else method
     assert body == b"" if method == "HEAD" else told in json.loads(body)["error"]["message"]
 
 
@@ -276,7 +276,7 @@ def test_the_body_of_a_request_for_nothing_is_no_next_request(server: ModelServe
 def test_a_request_ends_in_time_and_so_does_the_wait_for_one_before_it() -> None:
     with served(name="slow", seconds=0.2) as made:
         long = {"prompt": "Use all of ", "max_tokens": 10**6, "n": 128, "temperature": 100.0}
-        assert "not done in 0.2 seconds" in refused_request(made, "/v1/completions", long, 503)
+        assert "not finished in 0.2 seconds" in refused_request(made, "/v1/completions", long, 503)
         short = {"prompt": QUESTION, "max_tokens": 1}
         with made.service.sampler.hands_off():  # as while other requests are answered
             assert "busy for 0.2 seconds" in refused_request(made, "/v1/completions", short, 503)
@@ -289,7 +289,7 @@ def test_a_fault_of_the_server_is_an_answer_too(server: ModelServer, monkeypatch
         raise KeyError("a bug")
 
     monkeypatch.setattr(server.service.engine, "open", fault)
-    assert "a fault of the server" in refused_request(server, "/v1/completions", {"prompt": QUESTION}, 500)
+    assert "internal error of the server" in refused_request(server, "/v1/completions", {"prompt": QUESTION}, 500)
     monkeypatch.undo()
     assert asked(server, "/v1/completions", {"prompt": QUESTION, "max_tokens": 1})[0] == 200
 

@@ -190,7 +190,7 @@ def test_an_error_amid_an_answer_is_its_last_event(server: ModelServer, monkeypa
 
     events = begun(server, LONG)
     monkeypatch.setattr(server.service, "seconds", 0.0)
-    assert "not done in 0 seconds" in [*events][-1]["error"]["message"]
+    assert "not finished in 0 seconds" in [*events][-1]["error"]["message"]
     monkeypatch.undo()
     until(lambda: idle(server))
 
@@ -211,7 +211,7 @@ def test_a_server_that_ends_says_so_in_its_streams(server: ModelServer) -> None:
     with served(server.service.policy) as made:
         events = begun(made, LONG)
         made.service.sampler.stop()  # what a signal does first
-        assert [*events][-1]["error"]["message"] == "the server ends; try again later"
+        assert [*events][-1]["error"]["message"] == "the server is stopping.  Try again later"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the terminal has it
@@ -226,7 +226,7 @@ def test_a_fault_of_the_server_amid_an_answer_is_an_event(
     monkeypatch.setattr("posttrain.server.openai_answers.StreamedChoice.grown", fault)
     with suppress(httpx.RemoteProtocolError):  # the connection ends with it
         *_, last = events
-        assert "a fault of the server" in last["error"]["message"]
+        assert "internal error of the server" in last["error"]["message"]
     monkeypatch.undo()
     until(lambda: idle(server))
 

@@ -314,7 +314,7 @@ def test_a_folder_for_a_head_on_the_policys_trunk_holds_such_a_head(tmp_path: Pa
             Critic(policy, CriticOptions(path=str(path)), seed=0)
     apart = Critic(policy, CriticOptions(trunk="own"), seed=0)
     save_critic(apart.head, apart.own_trunk, tmp_path / "critic")
-    with refused("critic.path", "the model in that folder", "critic.trunk = own"):
+    with refused("critic.path", "the model in this folder", "critic.trunk = own"):
         Critic(policy, CriticOptions(trunk="shared", path=str(tmp_path / "critic")), seed=0)
 
 

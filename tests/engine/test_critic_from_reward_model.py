@@ -112,7 +112,7 @@ def test_what_is_no_reward_model_of_one_number_over_the_policys_tokens_is_refuse
     strange = reward_tokenizer()
     strange.add_tokens(["<aside>"])
     strange.save_pretrained(folder)
-    with refused("algorithm.critic.path =", "not the policy's:", "such as '<aside>'"):
+    with refused("algorithm.critic.path =", "differs from the policy's:", "such as '<aside>'"):
         critic_of(policy, folder)
 
 
@@ -161,7 +161,7 @@ def test_the_critic_comes_to_expect_what_was_earned_and_the_policy_stays(trunk: 
     new = stages(tmp_path, trunk)
     before, untaught = weights(new.policy), value_loss(stages("", trunk), steps[1])
     (told,) = warm_start(new.learner, Clock())
-    assert "learned from 40 earlier rollouts; explained variance of the last step's before it: " in told
+    assert "learned from 40 earlier rollouts; explained variance on the last step, before learning it: " in told
     assert "unknown" not in told
     assert torch.equal(weights(new.policy), before)
     assert new.learner.critic.head.output.weight.abs().max() > 0
@@ -174,10 +174,10 @@ def test_what_is_told_is_how_the_last_step_looked_before_it_was_learned_from(tmp
     """A new head expects one number everywhere, which explains nothing; rewards that are all alike ask for nothing."""
     step = stages_with(RAW).collected()
     keep(tmp_path, [step])
-    assert warm_start(stages(tmp_path).learner, Clock())[0].endswith("before it: 0.00.")
+    assert warm_start(stages(tmp_path).learner, Clock())[0].endswith("before learning it: 0.00.")
     alike = replace(step, grades=replace(step.grades, rewards=torch.ones_like(step.grades.rewards)))
     keep(tmp_path, [step, alike])
-    assert warm_start(stages(tmp_path).learner, Clock())[0].endswith("before it: unknown.")
+    assert warm_start(stages(tmp_path).learner, Clock())[0].endswith("before learning it: unknown.")
 
 
 def both_ways(completion_ids: list[list[int]], **columns: object) -> list[ProcessReward]:
@@ -233,7 +233,7 @@ def test_rollouts_of_a_larger_vocabulary_are_refused(tmp_path: Path) -> None:
         prompt = replace(group.prompt, tokens=(size - 1 + beyond, *group.prompt.tokens[1:]))
         ours, theirs = [group, replace(group, prompt=prompt)], Path("step-000001.parquet")
         if beyond:
-            with refused(f"step-000001.parquet has token {size}, and the policy knows {size}"):
+            with refused(f"step-000001.parquet contains token {size}, but the policy has {size}"):
                 require_known_tokens(ours, new.policy, theirs)
         else:
             require_known_tokens(ours, new.policy, theirs)

@@ -130,7 +130,7 @@ REFUSED: list[tuple[Mapping[str, Any], DatasetOptions, str]] = [
         ({"messages": [turns("a")[0], {**turns("a", "b")[1], key: 0}]}, ALL, f"the key `{key}`…`weight` or `train`")
         for key in KEYS
     ],
-    ({"messages": turns("a", "b")}, PLAIN, "rows:1: task.prompt_format = plain leaves out who speaks"),
+    ({"messages": turns("a", "b")}, PLAIN, "rows:1: task.prompt_format = plain leaves out roles"),
     ({"prompt": ASKED_MARKED, "completion": "d"}, ALL, "rows:1, message 1: is marked as learned…in the prompt"),
     ({"prompt": "a", "completion": MARKED[1:]}, PLAIN, "rows:1, message 0: is marked as not learned…prompt_format"),
     ({"input_ids": []}, ALL, "rows:1: the column `input_ids` is empty"),
@@ -139,10 +139,10 @@ REFUSED: list[tuple[Mapping[str, Any], DatasetOptions, str]] = [
     ({"input_ids": [1, 2, 99999]}, ALL, "rows:1: the tokenizer's token 99999 has no row"),
     ({"input_ids": [1, -1]}, ALL, "token -1 has no row"),
     ({"input_ids": [1, 2], "labels": [1]}, ALL, "1 numbers in `labels`, and 2 in `input_ids`"),
-    ({"input_ids": [1, 2], "labels": [2, -100]}, ALL, "labels[0] = 2, and input_ids[0] = 1…the shift by one"),
-    ({"input_ids": [1, 2], "attention_mask": [1, 0]}, ALL, "its attention_mask leaves out tokens"),
+    ({"input_ids": [1, 2], "labels": [2, -100]}, ALL, "labels[0] = 2, but input_ids[0] = 1…Do not shift"),
+    ({"input_ids": [1, 2], "attention_mask": [1, 0]}, ALL, "its attention_mask excludes tokens"),
     ({"input_ids": [1, 2], "labels": [-100, -100]}, ALL, "rows:1: nothing to learn"),
-    ({"input_ids": [1]}, ALL, "rows:1: nothing to learn"),
+    ({"input_ids": [1]}, ALL, "rows:1: has only one token"),
 ]
 
 
@@ -157,7 +157,7 @@ def test_bad_rows_are_left_out_and_counted_where_some_may_be() -> None:
     found = examples(rows, task=replace(ALL, skip_bad_rows=2))
     assert len(found.trained) == 1
     first, second, third = found.described()[2:]
-    assert first == "bad rows left out:"
+    assert first == "invalid rows skipped:"
     assert second.strip().startswith("rows:3: the column `messages` must hold a list of messages")
     assert third.strip().startswith("rows:2: nothing to learn")
     assert len(found.summary()["rows"]["bad"]) == 2  # type: ignore[index]
@@ -170,8 +170,8 @@ def test_the_plan_counts_empty_answers_and_keys_that_nothing_reads() -> None:
     found = examples([{"messages": turns("a", "b")}, {"messages": named}])
     assert shown(found)[1].endswith("⟪ <|im_end|>⟫")
     assert found.described()[2:] == [
-        "1 with an empty answer, of which only the stop token is learned: rows:2",
-        "keys of messages that the chat template does not read: reasoning_content (2)",
+        "1 with an empty answer, for which only the stop token is learned: rows:2",
+        "message keys that the chat template does not read: reasoning_content (2)",
     ]
     assert found.summary()["rows"]["empty_answers"] == ["rows:2"]  # type: ignore[index]
 
@@ -200,7 +200,7 @@ def test_the_plan_names_the_format_and_the_columns_that_nothing_reads(row: Mappi
 def test_rows_without_anything_learned_are_bad_rows() -> None:
     rows = [{"messages": MARKED}, {"messages": turns("a", "b")}]
     assert len(examples(rows, task=replace(ALL, skip_bad_rows=1)).trained) == 1
-    with refused("no row can be learned", "rows:1: nothing to learn"):
+    with refused("no row is valid", "rows:1: nothing to learn"):
         examples(rows[:1], task=replace(ALL, skip_bad_rows=1))
 
 

@@ -265,6 +265,6 @@ def test_a_tokenizer_with_code_of_its_own_is_loaded_by_every_rank() -> None:
 
 
 def test_an_optimiser_over_whole_weights_is_refused_with_several_ranks() -> None:
-    with pytest.raises(UserError, match="hold whole weights, which several ranks split"):
+    with pytest.raises(UserError, match="hold whole weights, but several ranks split"):
         require_no_own(object())
     require_no_own(None)

@@ -17,7 +17,7 @@ EXTRA = ("starlette", "uvicorn", "httpx", "h11", "anyio")
 
 @contextmanager
 def serve_extra(who: str) -> Iterator[None]:
-    """Imports of what the extra `serve` installs.  Raises UserError with the command where it is missing."""
+    """Imports of packages in the extra `serve`.  Raises UserError with the install command if one is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -28,7 +28,7 @@ def serve_extra(who: str) -> Iterator[None]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address: localhost, ::1 and all of 127.0.0.0/8."""
+    """Whether only this machine can reach an address: localhost, ::1 and 127.0.0.0/8."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -36,13 +36,13 @@ def is_loopback(host: str) -> bool:
 
 
 def own_hosts(address: str, port: int) -> tuple[str, ...]:
-    """What a request may call this machine, which listens on an address."""
+    """Names that a request may use for this machine, which listens on an address."""
     names = dict.fromkeys(["127.0.0.1", "localhost", "[::1]", f"[{address}]" if ":" in address else address])
     return (*(f"{name}:{port}" for name in names), *(names if port == 80 else ()))
 
 
 def is_origin(text: str) -> bool:
-    """Whether a text is a site as browsers name it in `Origin`: scheme, host, and a port that is not the usual one."""
+    """Whether a text is an origin as in the `Origin` header: scheme, host, and a port if it is not the default."""
     try:
         parts = urlsplit(text)
         usual = parts.port == {"http": 80, "https": 443}.get(parts.scheme)

@@ -1,4 +1,4 @@
-"""One Starlette application: routes in, answers and refusals out, whatever is asked for."""
+"""One Starlette application: routes in, answers and rejections out, for every request."""
 
 from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
 from http import HTTPMethod, HTTPStatus
@@ -39,14 +39,14 @@ def with_cors(origins: Collection[str], app: Application) -> Application:
 
 
 def route(method: str, path: str, endpoint: Endpoint) -> Route:
-    """A route of one method; Starlette would answer HEAD beside GET."""
+    """A route with a single method; Starlette would answer HEAD in addition to GET."""
     made = Route(path, endpoint, methods=[method])
     made.methods = {method}
     return made
 
 
 def application(routes: Sequence[Route]) -> Application:
-    """All routes, with refusals as JSON.  An error of ours is a 500, and the server's terminal has its traceback."""
+    """All routes, with rejections as JSON.  An internal error is a 500; its traceback goes to the server's terminal."""
     handlers: dict[Any, Callable[..., Response]] = {
         RefusedRequest: lambda request, refusal: refusal.answer,
         HTTPException: not_routed,
@@ -64,17 +64,17 @@ def application(routes: Sequence[Route]) -> Application:
 
 
 def not_routed(request: Request, error: HTTPException) -> Response:
-    """The answer where no route has this path, or none has it with this method."""
+    """The answer if no route has this path, or none has it with this method."""
     path = request.url.path
     allowed = (error.headers or {}).get("Allow", "")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        message = f"{request.method} {path[:80]}: this path takes {allowed}"
+        message = f"{request.method} {path[:80]}: this path supports {allowed}"
         return RefusedRequest(message, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": allowed}).answer
     return RefusedRequest(f"{path[:80]}: no such path", HTTPStatus.NOT_FOUND).answer
 
 
 def target_fault(scope: Scope) -> RefusedRequest | None:
-    """Read a target that is a whole URL, as a proxy's client sends it; refuse one that is none, and unknown methods."""
+    """Accept a full URL as the target, as clients of proxies send it; reject invalid targets and unknown methods."""
     if scope["method"] not in HTTPMethod.__members__:
         return RefusedRequest(f"{brief(scope['method'])}: no such method", HTTPStatus.NOT_IMPLEMENTED)
     target = scope["raw_path"].decode("ascii")
@@ -84,7 +84,7 @@ def target_fault(scope: Scope) -> RefusedRequest | None:
         parts = urlsplit(target)
         _ = parts.port
     except ValueError as error:
-        return RefusedRequest(f"{brief(target)}: is not a target ({error})")
+        return RefusedRequest(f"{brief(target)}: is not a valid target ({error})")
     scope["target_host"] = parts.netloc
     scope["path"], scope["raw_path"] = unquote(parts.path), parts.path.encode("ascii")
     return None

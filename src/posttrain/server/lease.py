@@ -1,4 +1,4 @@
-"""Who a server samples for: one trainer at a time, until it gives the server back or is silent for too long."""
+"""The trainer that a server samples for: one at a time, until it releases the server or is silent for too long."""
 
 import time
 from http import HTTPStatus
@@ -12,15 +12,15 @@ from posttrain.server.requests import Endpoint, RefusedRequest
 
 
 class Lease:
-    """The trainer that has taken a server.  After the lease's end it keeps the server until another takes it."""
+    """The trainer that holds a server.  After its lease ends, it keeps the server until another trainer takes it."""
 
     def __init__(self) -> None:
         self.owner, self.seconds, self.until = "", 0.0, 0.0
         self.num_owners = 0
-        """Changes of the owner so far."""
+        """Number of owner changes so far."""
 
     def take(self, asked: OwnerInfo) -> None:
-        """Keep the server for a trainer, or give it back.  Raises RefusedRequest while another one has it."""
+        """Reserve the server for a trainer, or release it.  Raises RefusedRequest while another trainer has it."""
         self._require_not_of_another(asked.owner)
         if asked.renews:
             self._require_owner(asked.owner)
@@ -30,10 +30,10 @@ class Lease:
         self.until = time.monotonic() + self.seconds
 
     def checked(self, endpoint: Endpoint, *, changes: bool) -> Endpoint:
-        """The endpoint, for the trainer that has the server; others may ask what `changes` nothing.
+        """The endpoint, only for the trainer that has the server; others may send requests that do not change it.
 
-        It is checked again after the endpoint: another trainer's weights may have sampled a part of the completions,
-        even if the server has been taken back since.
+        The owner is checked again after the endpoint: another trainer's weights may have sampled part of the
+        completions, even if the first trainer has taken the server back since.
         """
 
         async def answer(request: Request) -> Response:
@@ -59,14 +59,14 @@ class Lease:
     def _require_owner(self, asks: str) -> None:
         if asks == self.owner:
             return
-        fault = "this server belongs to no run: it was restarted or given back.  The next update sends it weights."
+        fault = "this server does not belong to a run: it was restarted or released.  The next update sends it weights."
         if self.owner:
             remedy = "The next update takes it back.  Give each run its own server."
-            fault = f"this server was taken by {self.owner[-120:]}, whose lease has ended.  {remedy}"
+            fault = f"{self.owner[-120:]} took this server, and its lease has ended.  {remedy}"
         raise RefusedRequest(fault, HTTPStatus.CONFLICT)
 
     def _require_not_of_another(self, asks: str) -> None:
         left = self.until - time.monotonic()
         if self.owner not in ("", asks) and left > 0:
-            remedy = f"End that run, or use another server; if it was killed, try again in {left:.0f} seconds"
+            remedy = f"End that run, or use another server.  If it was killed, try again in {left:.0f} seconds"
             raise RefusedRequest(f"this server samples for {self.owner[-120:]}.  {remedy}.", HTTPStatus.CONFLICT)

@@ -1,4 +1,4 @@
-"""Listening with uvicorn, in this thread until a signal comes, or in a thread of its own."""
+"""Listening with uvicorn, in this thread until a signal comes, or in a separate thread."""
 
 import asyncio
 import select
@@ -17,19 +17,19 @@ from posttrain.errors import StoppedAtOnce, UserError
 from posttrain.server.application import Application
 
 QUIET_SECONDS = 60
-"""How long a connection may be silent where its client is to send or to read."""
+"""Timeout of a connection whose client should send or read."""
 ENDING_SECONDS = 5
-"""How long requests may take to end after a signal, once their sampling has stopped."""
+"""Time for requests to end after a signal, once their sampling has stopped."""
 LOOK_SECONDS = 0.2
-"""Between two looks at whether a client that has ended its sending still reads."""
+"""Seconds between checks whether a client that has finished sending still reads."""
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, with time limits, which also answers a client that has ended only its sending.
+    """uvicorn's connection with timeouts, which also answers a client that has only closed its sending side.
 
-    Such a client looks like one that has left, until something is sent to it: one that has left rejects that.
-    `100 Continue` may come before any answer, though not with HTTP/1.0, where such a client counts as gone.  It is sent
-    again after 1, 2, 4, … seconds: some clients accept few of them.
+    Such a client looks like one that has left, until something is sent to it, which only a client that has left
+    rejects.  `100 Continue` may come before any answer, except with HTTP/1.0, where such a client counts as gone.  It
+    is repeated after 1, 2, 4, … seconds, since some clients only accept a few.
     """
 
     quiet: asyncio.TimerHandle | None = None
@@ -92,7 +92,7 @@ class Connection(H11Protocol):
 
 
 def listening_socket(host: str, port: int, *, named: str) -> socket.socket:
-    """A socket that listens there.  Raises UserError, which names the options, where it cannot."""
+    """A listening socket.  Raises UserError, which names the options, if it cannot listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -106,7 +106,7 @@ def listening_socket(host: str, port: int, *, named: str) -> socket.socket:
 
 
 class HttpServer:
-    """An application behind a socket.  `at_end` is called before requests under way are waited for."""
+    """An application behind a socket.  `at_end` is called before waiting for unfinished requests."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class HttpServer:
         self.uvicorn = uvicorn.Server(config)
 
     async def _serve(self, signals: tuple[signal.Signals, ...] = ()) -> signal.Signals | None:
-        """Serve until told to stop; the signal that did it."""
+        """Serve until stopped; returns the signal that stopped it."""
         came: list[signal.Signals] = []
         loop, server = asyncio.get_running_loop(), self.uvicorn
 
@@ -167,7 +167,7 @@ class HttpServer:
 
     @contextmanager
     def in_thread(self) -> Iterator[Self]:
-        """Serve in a thread of its own inside the block."""
+        """Serve in a separate thread inside the block."""
         serving = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True, name="http")
         serving.start()
         try:

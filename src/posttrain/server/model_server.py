@@ -1,4 +1,4 @@
-"""The server of a model: OpenAI's routes, and with `--rl` those of an inference server for training."""
+"""The server of a model: OpenAI's routes, and with `--rl` also the routes of an inference server for training."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -14,7 +14,7 @@ from posttrain.server.weight_loading import most_bytes
 
 
 class ModelServer(HttpServer):
-    """Listens from the start; `serve_until_signal` or `in_thread` answers."""
+    """Listens from the start; `serve_until_signal` or `in_thread` starts answering."""
 
     def __init__(
         self,
@@ -26,9 +26,9 @@ class ModelServer(HttpServer):
         origins: Collection[str] = (),
         transfer_folder: Path | None = None,
     ) -> None:
-        """`origins` are other sites whose pages may ask.
+        """`origins` are other sites whose pages may send requests.
 
-        `transfer_folder` is that of a server for training; None is one that only answers OpenAI's clients.
+        `transfer_folder` is for a server for training; None: a server that only answers OpenAI's clients.
         """
         bound = listening_socket(host, port, named=f"host {host}, port {port}")
         self.service = service

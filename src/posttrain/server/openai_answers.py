@@ -15,23 +15,23 @@ from posttrain.server.openai_requests import CompletionRequest
 
 Json = dict[str, Any]
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-"""What the bytes of an incomplete character are decoded to."""
+"""The text that the bytes of an incomplete character decode to."""
 MOST_HELD = 64
-"""Tokens that may wait for the end of a character; more of them are not one."""
+"""Maximum number of tokens to wait for the end of a character; more tokens are not one character."""
 
 
 class TextPieces:
-    """What each token adds to a text.  A character of several tokens comes with its last.
+    """The text that each token adds.  A character of several tokens comes with its last token.
 
-    A few tokens are decoded at a time, since some tokenizers leave out a space before the first.
+    A few tokens are decoded at a time, since some tokenizers omit a space before the first.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.context: list[int] = []
-        """The tokens of the last piece, which the next ones are decoded after."""
+        """The tokens of the last piece; the next tokens are decoded after them."""
         self.held: list[int] = []
-        """Tokens whose text has not come yet."""
+        """Tokens whose text is still incomplete."""
 
     def add(self, token: int) -> str:
         self.held.append(token)
@@ -50,7 +50,7 @@ class TextPieces:
 
 
 def added_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[str]:
-    """What each token adds to a whole text."""
+    """The text that each token adds to a whole text."""
     pieces = TextPieces(tokenizer)
     texts = [pieces.add(token) for token in tokens]
     if texts:
@@ -59,7 +59,7 @@ def added_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> li
 
 
 class Heading:
-    """What is the same in an answer and in all of its chunks."""
+    """The fields that an answer and all its chunks share."""
 
     def __init__(self, model: str, *, chat: bool) -> None:
         self.model, self.chat = model, chat
@@ -77,7 +77,7 @@ def usage(asked: CompletionRequest, num_sampled: int) -> Json:
 
 
 def shown_text(rollout: Rollout, asked: CompletionRequest) -> tuple[str, str]:
-    """The text before the first stop text, and why it ends."""
+    """The text before the first stop text, and its finish reason."""
     cuts = [at for at in (rollout.text.find(stop) for stop in asked.stops) if at >= 0]
     reason = "length" if rollout.finish.cut_off and not cuts else "stop"
     return rollout.text[: min(cuts)] if cuts else rollout.text, reason
@@ -106,7 +106,7 @@ def offsets_of(texts: Sequence[str], start: int = 0) -> list[int]:
 
 
 def num_shown(offsets: Sequence[int], text: str, rollout: Rollout) -> int:
-    """How many tokens begin in a text, all of a completion's or what stands before a stop text."""
+    """How many tokens begin in a text, which is a whole completion or its part before a stop text."""
     return bisect_left(offsets, len(text)) if len(text) < len(rollout.text) else len(offsets)
 
 
@@ -117,9 +117,9 @@ def logprobs_of(
     asked: CompletionRequest,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Json:
-    """Log-probs of tokens and of the likeliest in their places; `start` is where the first begins in its completion.
+    """Log-probs of tokens and of the likeliest alternatives; `start` is the position of the first in its completion.
 
-    They are log μ in nats at the temperature of the sampling (at 1 for temperature 0), before any cut.
+    They are log μ in nats at the sampling temperature (at 1 for temperature 0), before any cut.
     """
     likeliest = [
         [(str(tokenizer.decode([other])), logprob) for other, logprob in token.alternatives] for token in tokens
@@ -149,7 +149,7 @@ def entry(text: str, logprob: float) -> Json:
 
 
 class StreamedChoice:
-    """A completion that is sent in chunks: whole characters, and nothing that may become a stop text."""
+    """A completion sent in chunks of whole characters, without text that may become a stop text."""
 
     def __init__(self, index: int, asked: CompletionRequest, tokenizer: PreTrainedTokenizerBase) -> None:
         self.index, self.asked, self.tokenizer = index, asked, tokenizer
@@ -159,11 +159,11 @@ class StreamedChoice:
         self.texts, self.offsets = list[str](), list[int]()
         """What each token added to it, and where."""
         self.num_sent = self.num_tokens_sent = 0
-        """Characters, and tokens whose log-probs were sent."""
+        """Number of characters sent, and of tokens whose log-probs were sent."""
         self.begun = self.ended = False
 
     def grown(self, tokens: Sequence[SampledToken]) -> Json | None:
-        """The next chunk of a completion that has these tokens so far; None where nothing new may be sent."""
+        """The next chunk of a completion with these tokens so far; None if nothing new can be sent."""
         self._read(tokens)
         sure = self._sure_length()
         return self._chunk(tokens, self.text[:sure], bisect_left(self.offsets, sure)) if sure > self.num_sent else None
@@ -193,7 +193,7 @@ class StreamedChoice:
         return len(self.text)
 
     def _chunk(self, tokens: Sequence[SampledToken], text: str, shown: int, reason: str | None = None) -> Json:
-        """The chunk with what was not sent of the first `shown` tokens and their text."""
+        """The chunk with the unsent part of the first `shown` tokens and their text."""
         new, said, logprobs = slice(self.num_tokens_sent, shown), text[self.num_sent :], None
         if self.asked.logprobs is not None:
             start = self.offsets[self.num_tokens_sent] if self.num_tokens_sent < shown else 0

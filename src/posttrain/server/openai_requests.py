@@ -18,17 +18,17 @@ from posttrain.schemas import did_you_mean
 from posttrain.server.requests import RefusedRequest, brief
 
 MAX_COMPLETIONS = 128
-"""Completions of one request, over all its prompts."""
+"""Maximum completions of one request, over all its prompts."""
 MAX_STOPS = 16
 MAX_ALTERNATIVES = 20
-"""Likeliest tokens in each place with their log-probs."""
+"""Maximum number of likeliest tokens per position, with their log-probs."""
 SAMPLING = ("max_tokens", "max_completion_tokens", "n", "seed", "stop", "temperature", "top_p", "top_k", "min_p")
 STREAMING = ("stream", "stream_options")
 HONOURED = {
     False: ("model", "prompt", "logprobs", *STREAMING, *SAMPLING),
     True: ("model", "messages", "logprobs", "top_logprobs", *STREAMING, *SAMPLING),
 }
-"""By whether the request is for a chat: the fields that an answer depends on."""
+"""The fields that an answer depends on, for chat requests and others."""
 HARMLESS = (
     *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("prediction", "parallel_tool_calls"),
@@ -70,10 +70,10 @@ class CompletionRequest:
     seed: int
     stops: tuple[str, ...]
     logprobs: int | None
-    """How many of the likeliest tokens are wanted in each place, besides the sampled one; None for no log-probs."""
+    """Number of likeliest tokens per position, besides the sampled one; None: no log-probs."""
     chat: bool
     stream: bool
-    """Whether the answer comes in chunks."""
+    """Whether the answer is streamed in chunks."""
     stream_usage: bool
     """Whether the last chunk counts tokens."""
 
@@ -120,31 +120,31 @@ def read_completion_request(
 
 
 def require_supported(body: Mapping[str, Any], *, chat: bool) -> None:
-    """Refuse the first field that is not known, or asks for what is not supported."""
+    """Reject the first field that is unknown, or not supported."""
     for name, value in body.items():
         if value is None or name in HONOURED[chat] or name in HARMLESS:
             continue
         nothing, remedy = REFUSED.get(name, ((), ""))
         if not remedy:
-            remedy = f"no such field here.  {did_you_mean(name[:40], (*HONOURED[chat], *HARMLESS, *REFUSED))}"
+            remedy = f"no such field.  {did_you_mean(name[:40], (*HONOURED[chat], *HARMLESS, *REFUSED))}"
         all_of_them = name == "best_of" and value == (1 if body.get("n") is None else body["n"])
         if value not in nothing and not all_of_them:
             raise RefusedRequest(f"{name[:40]} = {brief(value)}: {remedy}")
 
 
 def stream_in(body: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether the answer comes in chunks, and whether the last one counts tokens."""
+    """Whether the answer is streamed in chunks, and whether the last chunk counts tokens."""
     stream = flag_in(body, "stream")
     options = {} if body.get("stream_options") is None else body["stream_options"]
     if not isinstance(options, dict):
         raise RefusedRequest(f"stream_options = {brief(options)}: must be an object")
     for name, value in options.items():
         if value and name != "include_usage":
-            rule = "only include_usage is known here; leave it out"
+            rule = "only include_usage is supported.  Leave it out"
             raise RefusedRequest(f"stream_options.{name[:40]} = {brief(value)}: {rule}")
     usage = flag_in(options, "include_usage", "stream_options.")
     if usage and not stream:
-        raise RefusedRequest("stream_options = an object: is only for stream = true; set it, or leave both out")
+        raise RefusedRequest("stream_options = an object: is only for stream = true.  Set stream, or leave both out")
     return stream, usage
 
 
@@ -156,21 +156,21 @@ def flag_in(fields: Mapping[str, Any], name: str, where: str = "") -> bool:
 
 
 def logprobs_in(body: Mapping[str, Any], *, chat: bool) -> int | None:
-    """How many of the likeliest tokens are wanted in each place; None where no log-probs are."""
+    """Number of likeliest tokens per position; None if log-probs are not requested."""
     name = "top_logprobs" if chat else "logprobs"
     wanted = flag_in(body, "logprobs") if chat else body.get(name) is not None and body[name] is not False
     count = integer_in({name: body.get(name) or 0}, name, 0) if chat or wanted else 0
     if not 0 <= count <= MAX_ALTERNATIVES:
         raise RefusedRequest(f"{name} = {brief(count)}: must be 0 to {MAX_ALTERNATIVES}")
     if count and not wanted:
-        raise RefusedRequest(f"{name} = {count}: is only for logprobs = true; set it, or leave both out")
+        raise RefusedRequest(f"{name} = {count}: is only for logprobs = true.  Set logprobs, or leave both out")
     return count if wanted else None
 
 
 def prompts_in(prompt: object) -> list[str | list[int]]:
     listed: list[Any] = prompt if isinstance(prompt, list) and not all(map(is_id, prompt)) else [prompt]
     if not all(one and (isinstance(one, str) or (isinstance(one, list) and all(map(is_id, one)))) for one in listed):
-        rule = "must be a text, a list of texts, a list of token ids or of such lists, and none empty"
+        rule = "must be a text, a list of texts, a list of token ids or a list of such lists, none of them empty"
         raise RefusedRequest(f"prompt: {rule}")
     return listed
 
@@ -180,9 +180,9 @@ def is_id(value: object) -> bool:
 
 
 def messages_in(messages: object) -> list[dict[str, str]]:
-    """The messages of a chat, with nothing but role and content: a template may stumble over anything else."""
+    """The messages of a chat, with only role and content: other keys may break a template."""
     if not isinstance(messages, list) or not messages:
-        raise RefusedRequest("messages: must be a list of at least one")
+        raise RefusedRequest("messages: must be a list of at least one message")
     known = []
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
@@ -190,14 +190,14 @@ def messages_in(messages: object) -> list[dict[str, str]]:
         if not isinstance(message.get("role"), str):
             raise RefusedRequest(f"messages[{i}].role = {brief(message.get('role'))}: must be a text")
         if further := [name for name in message if name not in ("role", "content", "name") and message[name]]:
-            raise RefusedRequest(f"messages[{i}].{further[0][:40]}: only role and content are known here; leave it out")
+            raise RefusedRequest(f"messages[{i}].{further[0][:40]}: only role and content are supported.  Leave it out")
         content = content_in(message.get("content"), f"messages[{i}].content")
         known.append({"role": message["role"], "content": content})
     return known
 
 
 def content_in(content: object, where: str) -> str:
-    """The text of a message, which may come in parts."""
+    """The text of a message, which may consist of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
@@ -206,14 +206,14 @@ def content_in(content: object, where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
             form = '{"type": "text", "text": "…"}'
-            raise RefusedRequest(f"{where}[{i}] has the type {brief(kind)}: a part must be a text, such as {form}")
+            raise RefusedRequest(f"{where}[{i}] has the type {brief(kind)}: must be a text part, such as {form}")
     return "".join(part["text"] for part in content)
 
 
 def prompt_in(
     content: str | list[int] | list[dict[str, str]], id: str, policy: Policy, renderer: TokenizerRenderer
 ) -> Prompt:
-    """Text or messages as the model reads them; token ids as they are."""
+    """Text or messages as the model reads them; token ids unchanged."""
     ids = [] if isinstance(content, str) else [one for one in content if isinstance(one, int)]
     if wrong := [token for token in ids if not 0 <= token < policy.num_logits]:
         raise RefusedRequest(f"prompt: token id {brief(wrong[0])}: must be 0 to {policy.num_logits - 1}")
@@ -222,8 +222,8 @@ def prompt_in(
     else:
         prompt = renderer.render(content, id=id)
     if len(prompt.tokens) >= policy.max_positions:
-        rule = f"{len(prompt.tokens)} tokens leave no room in the model's context of {policy.max_positions}"
-        raise RefusedRequest(f"prompt {id}: {rule}; send at most {policy.max_positions - 1}")
+        rule = f"{len(prompt.tokens)} tokens do not leave room in the model's context of {policy.max_positions}"
+        raise RefusedRequest(f"prompt {id}: {rule}.  Send at most {policy.max_positions - 1}")
     return prompt
 
 
@@ -242,4 +242,4 @@ def number_in(body: Mapping[str, Any], name: str, default: float) -> float:
     try:
         return float(value)
     except OverflowError as error:
-        raise RefusedRequest(f"{name}: is far too large") from error
+        raise RefusedRequest(f"{name}: is too large") from error

@@ -1,4 +1,4 @@
-"""OpenAI's routes: one model, which samples for all requests side by side."""
+"""OpenAI's routes: one model, which samples for all requests at the same time."""
 
 import asyncio
 import json
@@ -29,9 +29,9 @@ from posttrain.server.requests import RETRY_LATER, Access, RefusedRequest
 from posttrain.server.sampler import Ended, Sampler, SamplingJob
 
 MAX_ROWS = 256
-"""Completions that are decoded side by side."""
+"""Number of completions decoded at the same time."""
 PATIENCE_SECONDS = 30.0
-"""How far a request may exceed its time limit before it counts as hanging: a step of the model takes its time."""
+"""Extra seconds after a request's time limit before it counts as hanging, since a model step takes time."""
 CHUNK_SECONDS = 0.02
 """Chunks are sent at multiples of this, those of all answers in one pass: sending many more takes longer than a small
 model takes to sample them."""
@@ -44,7 +44,7 @@ SMALL_BODY = 4096
 FEW_TEXTS = 512
 """Tokens, with their alternatives, that are decoded without one."""
 MAX_REQUESTS = 1024
-"""Requests of OpenAI's clients that are answered or wait."""
+"""Maximum number of OpenAI requests in progress or waiting."""
 
 
 class Service:
@@ -73,17 +73,17 @@ class Service:
 
     def require_idle(self) -> None:
         if self.sampler.num_open:
-            raise RefusedRequest("completions are under way: pause with mode=wait first", HTTPStatus.CONFLICT)
+            raise RefusedRequest("completions are in progress.  Pause with mode=wait first", HTTPStatus.CONFLICT)
 
     def begin_anew(self, policy: Policy) -> None:
-        """Sample from another policy, with nothing under way.  Raises RefusedRequest where something is."""
+        """Sample from another policy.  Raises RefusedRequest if completions are in progress."""
         self.require_idle()
         self.sampler.close_idle()
         self.sampler.engine = served_engine(policy, self.engine.max_rows)
         self.policy = self.engine.policy
 
     def routes(self, access: Access) -> list[Route]:
-        """The routes, with a slash at the end or without."""
+        """The routes, with or without a final slash."""
         checked = access.checked
         return [
             route(method, path + end, endpoint)
@@ -98,9 +98,9 @@ class Service:
         ]
 
     def model(self, name: object) -> dict[str, Any]:
-        """The model by its name.  Raises RefusedRequest for any other."""
+        """The model by its name.  Raises RefusedRequest for other names."""
         if name != self.name:
-            only = f"model = {requests.brief(name)}: `{self.name}` is the one model here; name it"
+            only = f"model = {requests.brief(name)}: no such model.  Use `{self.name}`"
             raise RefusedRequest(only, HTTPStatus.NOT_FOUND)
         return {"id": self.name, "object": "model", "created": self.began, "owned_by": "posttrain"}
 
@@ -111,7 +111,7 @@ class Service:
         return JSONResponse(self.model(request.path_params["name"].rstrip("/")))
 
     async def health(self, request: Request) -> Response:
-        """The state of the engine.  A request that exceeds its time ends at the next look: if it does not, it hangs."""
+        """The state of the engine.  A request over its time limit ends at the next check; else the engine hangs."""
         began, now, waiting = self.sampler.began_at, time.monotonic(), len(self.sampler.waiting)
         state = "paused" if self.sampler.paused else "idle" if began is None else "sampling"
         hangs = state == "sampling" and began is not None and now - began > self.seconds + PATIENCE_SECONDS
@@ -151,9 +151,9 @@ class Service:
 
     @contextmanager
     def _place(self) -> Iterator[None]:
-        """A place among the requests that are answered or wait.  Raises RefusedRequest where none is free."""
+        """A place among the requests in progress or waiting.  Raises RefusedRequest if none is free."""
         if self.num_requests >= self.max_requests:
-            full = f"{self.num_requests} requests are answered or wait, and no more may; try again later"
+            full = f"the limit of {self.num_requests} requests in progress or waiting is reached.  Try again later"
             raise RefusedRequest(full, HTTPStatus.TOO_MANY_REQUESTS, RETRY_LATER)
         self.num_requests += 1
         try:
@@ -162,7 +162,7 @@ class Service:
             self.num_requests -= 1
 
     async def sampled(self, request: Request, job: SamplingJob) -> list[Sampled]:
-        """The completions of a job, in its order.  A client that leaves ends it."""
+        """The completions of a job, in order.  The job ends if the client leaves."""
         try:
             with refusing():
                 found: list[Sampled] = await requests.while_client_waits(request, self._in_time(job))
@@ -177,15 +177,15 @@ class Service:
         return result.result()
 
     def _seconds_left(self, job: SamplingJob) -> float:
-        """How long a job that is not done may still take.  Raises RefusedRequest where its time is over."""
+        """Seconds left for an unfinished job.  Raises RefusedRequest if its time is over."""
         began = job.began_at
         left = (job.asked_at if began is None else began) + self.seconds - time.monotonic()
         if left > 0:
             return left
         if began is None:
-            busy = f"busy for {self.seconds:g} seconds with requests before this one; try again later"
+            busy = f"busy with earlier requests for {self.seconds:g} seconds.  Try again later"
             raise RefusedRequest(busy, HTTPStatus.SERVICE_UNAVAILABLE, RETRY_LATER)
-        long = f"not done in {self.seconds:g} seconds; ask for fewer or shorter completions"
+        long = f"not finished in {self.seconds:g} seconds.  Ask for fewer or shorter completions"
         raise RefusedRequest(long, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _whole(self, asked: CompletionRequest, sampled: Sequence[Sampled]) -> Json:
@@ -198,7 +198,7 @@ class Service:
         return {**Heading(self.name, chat=asked.chat).over(choices), "usage": usage(asked, num_sampled)}
 
     async def _stream(self, request: Request, asked: CompletionRequest, ending: ExitStack) -> Response:
-        """The answer in chunks.  What goes wrong before the first one is an ordinary refusal."""
+        """The answer in chunks.  An error before the first chunk is an ordinary rejection."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:  # called by the sampler's thread
@@ -215,7 +215,7 @@ class Service:
     async def _chunks(
         self, asked: CompletionRequest, job: SamplingJob, news: asyncio.Event
     ) -> AsyncIterator[list[Json]]:
-        """Chunks as tokens are sampled, those of all choices that have grown at a time."""
+        """Chunks as tokens are sampled, for all choices that have grown since the last ones."""
         heading, no_usage = Heading(self.name, chat=asked.chat), {"usage": None} if asked.stream_usage else {}
         under_way = [
             (each, StreamedChoice(index, asked, self.policy.tokenizer)) for index, each in enumerate(job.continuations)
@@ -241,7 +241,7 @@ class Service:
         return (seconds // period + 1) * period if period else seconds
 
     async def _wait_for(self, news: asyncio.Event, job: SamplingJob) -> None:
-        """Wait for news of a job.  Raises what has ended it before it was done."""
+        """Wait for news of a job.  Raises the error that ended it early."""
         while not news.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._seconds_left(job)):
@@ -260,7 +260,7 @@ class Service:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events; `end` is called when all are sent, and when the client has left."""
+    """Server-sent events; `end` is called when all are sent, or when the client has left."""
 
     media_type = "text/event-stream"
 
@@ -276,7 +276,7 @@ class EventStream(StreamingResponse):
 
 
 async def events(first: list[Json], others: AsyncIterator[list[Json]]) -> AsyncIterator[bytes]:
-    """Chunks as events; an error is the last one."""
+    """Chunks as events; an error is the last event."""
     try:
         yield event_of(*first)
         async for chunks in others:
@@ -290,13 +290,13 @@ async def events(first: list[Json], others: AsyncIterator[list[Json]]) -> AsyncI
 
 
 def event_of(*contents: Json) -> bytes:
-    """Events in ASCII: some clients end a line at other characters than line feeds."""
+    """Events in ASCII, since some clients also end lines at characters other than line feeds."""
     return "".join(f"data: {json.dumps(each, separators=(',', ':'))}\n\n" for each in contents).encode("ascii")
 
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """What ends a job, as the answer to its request."""
+    """The error that ended a job, as the answer to its request."""
     try:
         yield
     except Ended as error:

@@ -1,7 +1,7 @@
-"""What all routes share: who may ask, the body of a request, and the answer or why there is none.
+"""What all routes share: who may send requests, the body of a request, and answers or rejections.
 
-A page of another site names itself as `Origin`; one whose name was made to point here (DNS rebinding) has that name as
-`Host`.  Both are refused, unless a token protects the server or the user opened it to others.
+A page of another site has its own name as `Origin`; a site whose name was made to point here (DNS rebinding) has its
+name as `Host`.  Both are rejected, unless a token protects the server or the user opened it to others.
 """
 
 import asyncio
@@ -17,21 +17,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 BODY_BYTES = 8 << 20
-"""Largest body of a request that names no other limit."""
+"""Default limit of a request's body."""
 READ_PAST_BYTES = 64 << 20
-"""Largest body that is read past, so that its client reads why it is refused."""
+"""Largest rejected body that is still read to its end, so that the client can read the error."""
 MOST_DIGITS = 9
-"""Of a length that may be one."""
+"""Maximum number of digits of a length."""
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 RETRY_LATER: Mapping[str, str] = MappingProxyType({"Retry-After": "5"})
-"""OpenAI's clients wait so many seconds before they ask again."""
+"""Seconds that OpenAI's clients wait before they retry."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class RefusedRequest(Exception):
-    """A request that is not answered, with its status and further headers of the answer."""
+    """A rejected request, with the status and further headers of the answer."""
 
     def __init__(
         self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST, headers: Mapping[str, str] = NO_HEADERS
@@ -46,7 +46,7 @@ class RefusedRequest(Exception):
 
     @property
     def answer(self) -> Response:
-        """The connection ends with it, since a body that was not read is not the next request."""
+        """Whether to close the connection, since an unread body must not be read as the next request."""
         return JSONResponse(self.content, status_code=self.status, headers={"Connection": "close", **self.headers})
 
 
@@ -56,17 +56,17 @@ def server_fault() -> RefusedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask."""
+    """Who may send requests."""
 
     hosts: Collection[str] | None
-    """What a request may call this machine; None is anything."""
+    """Names that a request may use for this machine; None: any."""
     token: str = ""
-    """What a request must bring, empty for none."""
+    """The required token; empty: none."""
     origins: Collection[str] = ()
-    """Other sites whose pages may ask too."""
+    """Other sites whose pages may send requests too."""
 
     def checked(self, endpoint: Endpoint, *, needs_token: bool = True) -> Endpoint:
-        """The endpoint, for those who may ask."""
+        """The endpoint, for those who may send requests."""
 
         async def answer(request: Request) -> Response:
             self.require_own(request)
@@ -77,7 +77,7 @@ class Access:
         return answer
 
     def require_own(self, request: Request) -> None:
-        """Refuse a request of another site's page, and one that names another host than this machine."""
+        """Reject a request from another site's page, and one that names another host than this machine."""
         host, target = request.headers.get("Host", ""), request.scope.get("target_host")
         for named in (host,) if target is None else (host, target):
             if self.hosts is not None and named not in self.hosts:
@@ -85,7 +85,7 @@ class Access:
                 raise RefusedRequest(rule, HTTPStatus.FORBIDDEN)
         origin = request.headers.get("Origin")
         if origin is not None and origin not in (f"http://{host}", *self.origins):
-            rule = "is a page of another site, which may not ask here"
+            rule = "pages of this site may not send requests here"
             raise RefusedRequest(f"Origin = {origin[:80]!r}: {rule}", HTTPStatus.FORBIDDEN)
 
     def require_token(self, request: Request) -> None:
@@ -96,7 +96,7 @@ class Access:
 
 
 async def json_body(request: Request, *, most_bytes: int = BODY_BYTES) -> bytes:
-    """The request's body, which says that it is JSON."""
+    """The request's body, which must be declared as JSON."""
     kind = request.headers.get("Content-Type", "")
     if kind.partition(";")[0].strip().lower() != "application/json":  # another site's page may send any other
         rule = f"Content-Type = {brief(kind)}: must be application/json"
@@ -119,7 +119,7 @@ async def json_body(request: Request, *, most_bytes: int = BODY_BYTES) -> bytes:
 
 
 async def json_object(request: Request, *, most_bytes: int = BODY_BYTES) -> dict[str, Any]:
-    """The request's JSON object, all of it proper Unicode."""
+    """The request's JSON object; all of it must be valid Unicode."""
     body = await json_body(request, most_bytes=most_bytes)
     try:
         found = json.loads(body)
@@ -141,7 +141,7 @@ async def client_gone(request: Request) -> None:
 
 
 async def while_client_waits(request: Request, answer: Awaitable[Any]) -> Any:
-    """The result of an awaitable, which is cancelled if the client leaves.  Raises ClientDisconnect then."""
+    """The result of an awaitable; if the client leaves, it is cancelled and ClientDisconnect is raised."""
     making, gone = asyncio.ensure_future(answer), asyncio.ensure_future(client_gone(request))
     try:
         await asyncio.wait((making, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -155,7 +155,7 @@ async def while_client_waits(request: Request, answer: Awaitable[Any]) -> Any:
 
 
 def brief(value: object) -> str:
-    """A value short enough for a message; a list or an object by its type, since it may be deep."""
+    """A value shortened for a message; lists and objects are named by their type, since they may be deep."""
     if value is None or isinstance(value, str | int | float):
         return "null" if value is None else repr(value[:80] if isinstance(value, str) else value)[:90]
     return f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Requests of a trainer as continuations, and completions as vLLM 0.32 writes them."""
+"""A trainer's requests as continuations, and completions in the format of vLLM 0.32."""
 
 import secrets
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ Record = TypeVar("Record")
 
 
 def read(record: type[Record], body: bytes) -> Record:
-    """A record of the wire.  Raises RefusedRequest with the first field that is wrong."""
+    """A record from a request.  Raises RefusedRequest with the first invalid field."""
     try:
         return rl_protocol.read(record, body)
     except ValidationError as error:
@@ -35,21 +35,23 @@ def json_of(record: object) -> Response:
 
 
 def sampling_of(asked: GenerateRequest, engine: InProcessEngine) -> tuple[SamplingRequest, list[Continuation]]:
-    """What a request samples.  Raises RefusedRequest where this engine cannot."""
+    """What a request samples.  Raises RefusedRequest if this engine does not support it."""
     fields = asked.sampling_params
     own = asked.posttrain
     if own is None:
         seed = secrets.randbits(62) if fields.seed is None else fields.seed
         own = OwnFields(seed=seed, purpose="serve", step=0, draw=0, sample=0)
     if fields.stop_token_ids and set(fields.stop_token_ids) != set(engine.stop_ids):
-        rule = f"this model's completions end at {sorted(engine.stop_ids)}; leave it out, or serve with them"
+        rule = (
+            f"this model's completions end at {sorted(engine.stop_ids)}.  Leave it out, or serve with these stop tokens"
+        )
         raise RefusedRequest(f"sampling_params.stop_token_ids = {sorted(fields.stop_token_ids)}: {rule}")
     if fields.ignore_eos and not fields.stop_token_ids:
         raise RefusedRequest(
-            "sampling_params.ignore_eos = true: completions end at the model's stop tokens; leave it out"
+            "sampling_params.ignore_eos = true: completions end at the model's stop tokens.  Leave it out"
         )
     if fields.prompt_logprobs is not None:
-        raise RefusedRequest("sampling_params.prompt_logprobs: only sampled tokens have log-probs here; leave it out")
+        raise RefusedRequest("sampling_params.prompt_logprobs: only sampled tokens have log-probs.  Leave it out")
     if len(fields.stop) > MAX_STOPS or "" in fields.stop:
         raise RefusedRequest(f"sampling_params.stop: give at most {MAX_STOPS} texts, none of them empty")
     known = engine.policy.num_logits
@@ -85,7 +87,7 @@ def sampling_of(asked: GenerateRequest, engine: InProcessEngine) -> tuple[Sampli
 def stop_texts(
     tokenizer: PreTrainedTokenizerBase, sampled: Sequence[Sampled], texts: Sequence[str]
 ) -> list[str | None]:
-    """The text that ended each completion; None where something else did."""
+    """The stop text that ended each completion; None if something else ended it."""
     found: list[str | None] = []
     for each in sampled:
         said = tokenizer.decode(list(each.tokens), skip_special_tokens=False) if each.ended_by_text else ""
@@ -94,7 +96,7 @@ def stop_texts(
 
 
 def choice(index: int, sampled: Sampled, logprobs: int | None, stop_text: str | None) -> rl_protocol.Choice:
-    """A completion as vLLM writes it."""
+    """A completion in vLLM's format."""
     end, spans = 0, []
     for version, count in sampled.versions:
         spans.append(rl_protocol.VersionSpan(version=str(version), start=end, end=end + count))

@@ -1,7 +1,8 @@
 """The routes of vLLM 0.32 for training by reward, over the in-process engine: token ids and weights.
 
-An update is start, update, pause, finish, resume.  Weights are checked as a whole before any is changed.  Completions
-under way go on with them from their next token.  After a fault the last good weights stay, and `start` comes again.
+An update is start, update, pause, finish, resume.  All weights are checked before any of them changes.  Unfinished
+completions continue with the new weights from their next token.  After a fault the last good weights stay, and the
+trainer begins again with `start`.
 """
 
 import asyncio
@@ -31,22 +32,22 @@ from posttrain.server.weight_loading import Change, base_digest, change_to
 
 PAUSES = ("abort", "wait", "keep")
 PREFIX_BYTES = 12
-"""More than a token of a prefix takes in a request."""
+"""Upper bound of the bytes per prefix token in a request."""
 
 
 class TrainingRoutes:
-    """What a trainer asks of a served policy."""
+    """A trainer's requests to a served policy."""
 
     def __init__(self, service: Service, folder: TransferFolder) -> None:
         self.service, self.folder, self.sampler = service, folder, service.sampler
         self.model_digest = base_digest(service.policy)
         self.tokenizer_digest = tokenizer_digest(service.policy.tokenizer)
         self.updating = asyncio.Lock()
-        """Held by one call of an update at a time."""
+        """Lock for one call of an update at a time."""
         self.lease = Lease()
         self.started = False
         self.checked: tuple[Change, rl_protocol.UpdateInfo] | None = None
-        """Checked weights, which `finish` puts in place, and where they are from."""
+        """Checked weights, which `finish` loads, and their source."""
 
     def routes(self, access: Access) -> list[Route]:
         sampling = ((rl_protocol.GENERATE, self.generate), (rl_protocol.RELEASE, self.release))
@@ -104,13 +105,13 @@ class TrainingRoutes:
         return json_of(WeightInfo(weight_version=str(service.engine.weights_version), posttrain=facts))
 
     async def pause(self, request: Request) -> Response:
-        """Keep what is under way for `resume`, wait until it is done, or end it."""
+        """Keep unfinished completions for `resume`, wait for them, or abort them."""
         mode = request.query_params.get("mode", "abort")
         if mode not in PAUSES:
             raise RefusedRequest(f"mode = {brief(mode)}: use {', '.join(PAUSES)}")
         if mode == "wait" and not await run_in_threadpool(self.sampler.finish, self.service.seconds):
             self.sampler.resume()
-            late = f"mode = wait: completions are not done in {self.service.seconds:g} seconds; use mode=keep"
+            late = f"mode = wait: completions are not finished in {self.service.seconds:g} seconds.  Use mode=keep"
             raise RefusedRequest(late, HTTPStatus.SERVICE_UNAVAILABLE)
         await run_in_threadpool(self.sampler.pause)
         if mode == "abort":
@@ -134,13 +135,13 @@ class TrainingRoutes:
         return JSONResponse({"message": "Weights received"})
 
     async def start(self, request: Request) -> Response:
-        """Begin an update; one that was begun before and not finished is forgotten."""
+        """Start an update; an earlier unfinished update is dropped."""
         async with self.updating:
             self.started, self.checked = True, None
         return JSONResponse({"message": "Weight update started"})
 
     async def update(self, request: Request) -> Response:
-        """Read and check weights.  A fault ends the update, and nothing was changed."""
+        """Read and check weights.  A fault ends the update without any change."""
         body = await requests.json_body(request)
         async with self.updating:
             self.require_started()
@@ -153,13 +154,13 @@ class TrainingRoutes:
     def check(self, info: rl_protocol.UpdateInfo) -> Change:
         adapter, held = info.adapter, self.model_digest
         if adapter is not None and (not held or adapter.base_digest != held):
-            rule = f"its base has the digest {adapter.base_digest[:80]!r}, and this server's {held!r}"
-            raise RefusedRequest(f"adapter: {rule}.  Serve the base that is trained.")
+            rule = f"its base has the digest {adapter.base_digest[:80]!r}, but this server's has {held!r}"
+            raise RefusedRequest(f"adapter: {rule}.  Serve the base model that is trained.")
         content = self.folder.read(info.path, info.sha256)
         return change_to(self.service.policy, content, info.adapter, self.sampler.hands_off)
 
     async def finish(self, request: Request) -> Response:
-        """Put the checked weights in place, between two tokens."""
+        """Load the checked weights, between two tokens."""
         asked = read(rl_protocol.FinishRequest, await requests.json_body(request))
         version = asked.weight_version
         if not (version.isascii() and version.isdecimal() and len(version) < 19):
@@ -167,7 +168,7 @@ class TrainingRoutes:
         async with self.updating:
             self.require_started()
             if self.checked is None:
-                raise RefusedRequest(f"no weights were given: POST {rl_protocol.UPDATE} first", HTTPStatus.CONFLICT)
+                raise RefusedRequest(f"weights are missing.  POST {rl_protocol.UPDATE} first", HTTPStatus.CONFLICT)
             await run_in_threadpool(self.put, *self.checked, int(version))
             self.started, self.checked = False, None  # which holds all tensors of the file
         return JSONResponse({"message": "Weight update finished"})
@@ -186,4 +187,4 @@ class TrainingRoutes:
 
     def require_started(self) -> None:
         if not self.started:
-            raise RefusedRequest(f"no update was started: POST {rl_protocol.START} first", HTTPStatus.CONFLICT)
+            raise RefusedRequest(f"no update was started.  POST {rl_protocol.START} first", HTTPStatus.CONFLICT)

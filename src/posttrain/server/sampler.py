@@ -1,7 +1,7 @@
-"""One thread samples for all requests: those that arrive while others decode join them at the next token.
+"""One thread samples for all requests: new requests join the running ones at the next token.
 
-Continuations of equal settings share a sampling; streams of uniform numbers may differ.  `hands_off` is a time between
-two tokens, in which weights may change.
+Continuations with equal settings share a sampling; random streams may differ.  `hands_off` is a time between two
+tokens, in which weights may change.
 """
 
 import threading
@@ -18,15 +18,15 @@ from posttrain.generation.in_process import InProcessEngine, InProcessSampling
 from posttrain.generation.request import Continuation, Request, Sampled, SampledToken, StreamKey
 
 MAX_SAMPLINGS = 4
-"""Different settings that are sampled side by side, besides a probe; each has a cache of its own."""
+"""Number of different settings sampled at the same time, besides a probe; each has its own cache."""
 NO_KEY = StreamKey(0, "none", 0)
-"""In place of a sampling's own key: every continuation has one."""
+"""Used instead of a sampling's own key: every continuation has its own."""
 PROBE_KEY = replace(NO_KEY, purpose="probe")
-"""The same for a trainer's probe of new weights: it has a sampling of its own, since it must not wait for rows."""
+"""The same for a trainer's probe of new weights, which has its own sampling since it must not wait for rows."""
 
 
 class Ended(RunError):
-    """The server ends, or all requests are aborted."""
+    """The server stops, or all requests are aborted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,16 +36,16 @@ class SamplingJob:
     settings: Request
     continuations: Sequence[Continuation]
     result: "Future[list[Sampled]]" = field(default_factory=Future)
-    """The completions, in the order of the continuations; cancelled by a client that leaves."""
+    """The completions, in the order of the continuations; cancelled if the client leaves."""
     asked_at: float = field(default_factory=time.monotonic)
     began_at: float | None = None
-    """When it was put; None while it waits."""
+    """When it was started; None while it waits."""
     done: dict[int, Sampled] = field(default_factory=dict)
-    """By the `id` of the continuation, which the engine returns as it was put."""
+    """Completions by the `id` of the continuation, which the engine returns unchanged."""
     news: Callable[[], None] | None = None
-    """Called by the sampler's thread when `tokens` or `done` has grown; None for a job that is not streamed."""
+    """Called by the sampler's thread when `tokens` or `done` has grown; None if the job is not streamed."""
     tokens: dict[int, list[SampledToken]] = field(default_factory=dict)
-    """The tokens so far of completions that are not done, by the `id` of the continuation; only appended to."""
+    """The tokens so far of unfinished completions, by the `id` of the continuation; append-only."""
 
     def fail(self, error: BaseException) -> None:
         with suppress(InvalidStateError):  # done, or cancelled
@@ -54,15 +54,15 @@ class SamplingJob:
 
 @dataclass(slots=True, eq=False)
 class OpenSampling:
-    """A sampling and the jobs that are under way in it."""
+    """A sampling and its unfinished jobs."""
 
     sampling: InProcessSampling
     jobs: dict[int, SamplingJob] = field(default_factory=dict)
-    """By the `id` of each continuation that is not done."""
+    """Jobs by the `id` of each unfinished continuation."""
 
 
 class Sampler:
-    """The engine's one user."""
+    """The only user of the engine."""
 
     def __init__(self, engine: InProcessEngine) -> None:
         self.engine = engine
@@ -70,9 +70,9 @@ class Sampler:
         self.waiting: deque[SamplingJob] = deque()
         self.open: dict[Request, OpenSampling] = {}
         self.paused = self.stopped = self.finishing = False
-        """`finishing` lets in nothing new."""
+        """`finishing` accepts nothing new."""
         self.last_token_at = 0.0
-        """When the engine was last seen to sample."""
+        """When the engine last sampled."""
         self._hands_off = 0
         self._stepping = False
         self._thread: threading.Thread | None = None
@@ -82,13 +82,13 @@ class Sampler:
     def submit(
         self, request: Request, continuations: Sequence[Continuation], news: Callable[[], None] | None = None
     ) -> SamplingJob:
-        """Sample these, with the streams of the request where they have none of their own; `news` makes it streamed."""
+        """Sample these, with the request's streams if they do not have their own; `news` makes the job streamed."""
         settings = replace(request, key=PROBE_KEY if request.key.purpose == PROBE_KEY.purpose else NO_KEY)
         keyed = [each if each.key is not None else replace(each, key=request.key) for each in continuations]
         job = SamplingJob(settings, keyed, news=news)
         with self.changed:
             if self.stopped:
-                job.fail(Ended("the server ends; try again later"))
+                job.fail(Ended("the server is stopping.  Try again later"))
                 return job
             self.waiting.append(job)
             if self._thread is None or not self._thread.is_alive():
@@ -98,20 +98,20 @@ class Sampler:
         return job
 
     def drop(self, continuations: Sequence[Continuation]) -> None:
-        """These completions will not be continued, so what is kept of them may be freed."""
+        """These completions will not be continued, so their caches can be freed."""
         with self.hands_off():
             for each in self.open.values():
                 each.sampling.drop(continuations)
 
     def cancel(self, job: SamplingJob) -> None:
-        """Its client has left."""
+        """End a job whose client has left."""
         job.result.cancel()
         with self.changed:
             self.changed.notify_all()
 
     @contextmanager
     def hands_off(self) -> Iterator[None]:
-        """Inside, nothing is sampled; entered between two tokens."""
+        """Inside the block, nothing is sampled; it is entered between two tokens."""
         with self.changed:
             self._hands_off += 1
             self.changed.wait_for(lambda: not self._stepping)
@@ -123,13 +123,13 @@ class Sampler:
                 self.changed.notify_all()
 
     def pause(self) -> None:
-        """Keep what is under way; returns between two tokens."""
+        """Keep unfinished completions; returns between two tokens."""
         self.paused = True
         with self.hands_off():
             pass
 
     def finish(self, seconds: float) -> bool:
-        """Let nothing new in, and pause when all that is under way is done; whether it was done in time."""
+        """Accept nothing new, and pause when all completions are finished; returns whether they finished in time."""
         with self.changed:
             self.finishing = True
             done = self.changed.wait_for(lambda: not self.num_open or not self.finishing, timeout=seconds)
@@ -142,33 +142,33 @@ class Sampler:
             self.changed.notify_all()
 
     def abort(self) -> None:
-        """End everything that is under way or waits."""
+        """End all jobs, unfinished or waiting."""
         with self.hands_off():
             self._fail_all(Ended("aborted"))
 
     def close_idle(self) -> None:
-        """Close samplings in which nothing is under way; called with hands off."""
+        """Close samplings without unfinished jobs; called with hands off."""
         for settings in self._idle():
             self._close(settings)
 
     def stop(self) -> None:
-        """End everything, for good, and wait for the thread: one inside torch would abort the process."""
+        """End everything permanently, and wait for the thread, since a thread inside torch would abort the process."""
         with self.changed:
             self.stopped = True
             self.changed.notify_all()
             thread = self._thread
         if thread is not None:
             thread.join()
-        self._fail_all(Ended("the server ends; try again later"))
+        self._fail_all(Ended("the server is stopping.  Try again later"))
 
     @property
     def num_open(self) -> int:
-        """Completions under way."""
+        """Number of unfinished completions."""
         return sum(len(each.jobs) for each in list(self.open.values()))
 
     @property
     def began_at(self) -> float | None:
-        """When the oldest job that is under way began."""
+        """When the oldest unfinished job began."""
         jobs = [job for each in list(self.open.values()) for job in list(each.jobs.values())]
         return min((job.began_at for job in jobs if job.began_at is not None), default=None)
 
@@ -201,7 +201,7 @@ class Sampler:
         return not held and (self.num_open > 0 or self._ready() is not None)
 
     def _ready(self) -> SamplingJob | None:
-        """The oldest job that can be put."""
+        """The oldest job that can start."""
         if self.finishing:
             return None
         while self.waiting and self.waiting[0].result.cancelled():
@@ -214,7 +214,7 @@ class Sampler:
         return [settings for settings, each in self.open.items() if not each.jobs]
 
     def _step(self) -> None:
-        """Put what is ready, drop what nobody waits for, and sample a token in every sampling."""
+        """Start jobs that are ready, drop jobs that nobody waits for, and sample a token in every sampling."""
         while (job := self._next_ready()) is not None:
             self._put(job)
         for settings, each in list(self.open.items()):

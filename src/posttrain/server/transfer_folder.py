@@ -1,6 +1,6 @@
-"""The folder that files of weights come from: written there by the trainer, or sent by PUT.
+"""The folder for files of weights: written there by the trainer, or sent by PUT.
 
-No file outside of it is read.  What is loaded are the very bytes whose digest was checked.
+Files outside it are never read.  The loaded bytes are exactly those whose digest was checked.
 """
 
 import hashlib
@@ -29,9 +29,9 @@ class TransferFolder:
         self.folder, self.most_bytes = folder.resolve(), most_bytes
 
     async def keep(self, sha256: str, length: str, parts: AsyncIterator[bytes]) -> None:
-        """Write a sent file aside, and give it its name when it is whole and has this digest."""
+        """Write a sent file under a temporary name, and rename it when it is complete and has this digest."""
         if not re.fullmatch("[0-9a-f]{64}", sha256):
-            raise RefusedRequest(f"{brief(sha256)}: name the file by its SHA-256, 64 digits of 0 to 9 and a to f")
+            raise RefusedRequest(f"{brief(sha256)}: must be the SHA-256 of the file, 64 digits of 0 to 9 and a to f")
         if length.isdecimal() and len(length) < 20 and int(length) > self.most_bytes:
             raise self._too_large(int(length))
         aside = self.folder / f".tmp-{secrets.token_hex(8)}"
@@ -83,9 +83,9 @@ class TransferFolder:
         except (OSError, ValueError) as error:
             raise RefusedRequest(f"{where}: cannot be read ({error})") from error
         if (digest := hashlib.sha256(content).hexdigest()) != sha256:
-            raise RefusedRequest(f"{where}: its {len(content)} bytes have the SHA-256 {digest}, and {sha256} was named")
+            raise RefusedRequest(f"{where}: its {len(content)} bytes have the SHA-256 {digest}, but {sha256} was given")
         return content
 
     def _too_large(self, size: int) -> RefusedRequest:
-        rule = f"weights of {size} bytes: this model's have at most {self.most_bytes}"
+        rule = f"weights of {size} bytes: must be at most {self.most_bytes} for this model"
         return RefusedRequest(rule, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)

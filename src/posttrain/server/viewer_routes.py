@@ -1,8 +1,8 @@
-"""The viewer's server: a page and its modules for everybody on this machine, answers about runs with a token only.
+"""The viewer's server: everybody on this machine gets the page and its modules; answers about runs need a token.
 
-It listens to 127.0.0.1 and changes nothing.  The address that the terminal shows ends in a token behind `#`, which
-browsers keep to themselves; each question brings it in a header that no page of another site can send.  The page loads
-nothing from elsewhere, and what runs say is put into it as text.
+It listens on 127.0.0.1 and is read-only.  The address in the terminal ends in a token after `#`, which browsers do not
+send.  Each request has the token in a header that pages of other sites cannot send.  The page does not load anything
+from elsewhere, and content of runs is inserted as text.
 """
 
 import json
@@ -44,23 +44,23 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""With every answer."""
+"""Headers of every answer."""
 
 
 class RunViewer(HttpServer):
-    """The page, and the answers about some runs."""
+    """The page, and answers about some runs."""
 
     def __init__(self, runs: OpenedRuns, *, port: int = 0) -> None:
         bound = listening_socket("127.0.0.1", port, named=f"port {port}")
         self.runs, self.token = runs, secrets.token_urlsafe(24)
         self._one_at_a_time = threading.Lock()
-        """What is kept between answers is changed by one thread at a time."""
+        """Lock for the state between answers, which one thread at a time may change."""
         self.files = {
             path.relative_to(PAGE).as_posix(): path
             for path in PAGE.rglob("*")
             if path.suffix in TYPES and path.is_file()
         }
-        """All that `/page/NAME` serves: names are looked up here and never on the disk."""
+        """All files that `/page/NAME` serves: names are looked up here, never on disk."""
         access = Access(own_hosts("127.0.0.1", bound.getsockname()[1]))
         routes = [
             route("GET", "/", access.checked(self.index)),
@@ -91,7 +91,7 @@ class RunViewer(HttpServer):
         return Response(content, media_type="application/json")
 
     def _content(self, path: str, query: dict[str, str]) -> bytes:
-        """The answer as JSON in ASCII, in which halves of surrogate pairs survive."""
+        """The answer as JSON in ASCII, so that halves of surrogate pairs survive."""
         found: Answer
         try:
             with self._one_at_a_time:

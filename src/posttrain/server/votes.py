@@ -1,4 +1,4 @@
-"""What a voting page needs of the votes behind it."""
+"""What a voting page needs to know about votes."""
 
 from collections.abc import Sized
 from dataclasses import dataclass

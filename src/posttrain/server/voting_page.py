@@ -1,9 +1,9 @@
-"""The voting page: pairs of completions for people to judge, each rater at an address of their own.
+"""The voting page: people judge pairs of completions, each rater at a separate address.
 
-Its server listens to 127.0.0.1 only.  The page itself holds nothing of anybody's; each rater's address ends in a
-token behind `#`, which browsers keep to themselves, and every question and vote has to bring it in a header of our own.
-A page of another site cannot send such a header without asking first, which is refused.  Texts are shown with their
-control characters written out, and the page puts them in as text, never as HTML.
+Its server only listens on 127.0.0.1.  The page itself does not contain data; each rater's address ends in a token after
+`#`, which browsers do not send.  Every request and vote must have it in our own header.  A page of another site cannot
+send such a header without a preflight request, which is rejected.  Texts are shown with escaped control characters, and
+the page inserts them as text, never as HTML.
 """
 
 import base64
@@ -35,7 +35,7 @@ PAGE = Path(__file__).with_name("ballot_page.html").read_text(encoding="utf-8")
 
 
 def digest_of_part(tag: str) -> str:
-    """How a content security policy names the page's one script or style: nothing else is run or applied."""
+    """The digest of the page's only script or style in its content-security policy: nothing else runs or applies."""
     (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE, flags=re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
@@ -51,7 +51,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""With every answer: the page loads nothing, is in no frame, and sends no referrer."""
+"""Headers of every answer: the page cannot load anything, cannot be in a frame, and does not send a referrer."""
 
 Act = Callable[[Voter, dict[str, Any]], None]
 
@@ -63,9 +63,9 @@ class VotingPage(HttpServer):
         bound = listening_socket("127.0.0.1", port, named=f"port {port}")
         self.question = question
         self.ballots = {secrets.token_urlsafe(24): ballot for ballot in ballots}
-        """By the token of their rater."""
+        """Ballots by the token of their rater."""
         self.ended = threading.Event()
-        """Set when every rater has pressed the button that ends it."""
+        """Set when every rater has pressed the button to finish."""
         self._gone: set[str] = set()
         access = Access(own_hosts("127.0.0.1", bound.getsockname()[1]))
         routes = [
@@ -96,7 +96,7 @@ class VotingPage(HttpServer):
         return JSONResponse(self.shown(self.ballot_of(request)))
 
     def acting(self, act: Act) -> Callable[[Request], Awaitable[Response]]:
-        """The endpoint that votes, takes a vote back or notes the end, and shows what comes next."""
+        """The endpoint that votes, undoes a vote or finishes, and returns the next pair."""
 
         async def answer(request: Request) -> Response:
             ballot = self.ballot_of(request)
@@ -116,7 +116,9 @@ class VotingPage(HttpServer):
         given = request.headers.get(TOKEN_HEADER, "")
         ballot = next((ballot for token, ballot in self.ballots.items() if has_token(given, token)), None)
         if ballot is None:
-            raise RefusedRequest("no rater's token: open the address that the terminal shows", HTTPStatus.FORBIDDEN)
+            raise RefusedRequest(
+                "the rater's token is missing.  Open the address that the terminal shows", HTTPStatus.FORBIDDEN
+            )
         return ballot
 
     def shown(self, ballot: Voter) -> dict[str, Any]:
@@ -134,7 +136,7 @@ class VotingPage(HttpServer):
 def vote(ballot: Voter, body: dict[str, Any]) -> None:
     choice, pair = body.get("choice"), body.get("pair")
     if not isinstance(pair, str) or choice not in CHOICES:
-        raise RefusedRequest(f"a vote has a pair and a choice of {', '.join(CHOICES)}")
+        raise RefusedRequest(f"a vote must have a pair and a choice of {', '.join(CHOICES)}")
     ballot.vote(pair, str(choice))
 
 

@@ -1,6 +1,6 @@
-"""Weights from a file into the served model: all checks come first, so that a fault changes nothing.
+"""Loads weights from a file into the served model: all checks come first, so that a fault changes nothing.
 
-A file has all weights by the names of the saved model, tied ones once, or an adapter's matrices by those of peft.
+A file has all weights under the names of the saved model, tied ones once, or an adapter's matrices under PEFT's names.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,24 +26,24 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.server.requests import RefusedRequest
 
 HEADER_BYTES = 16 << 20
-"""Most of a file that is not tensors."""
+"""Maximum bytes of a file that are not tensors."""
 WIDEST_BYTES = 8
-"""Of one number."""
+"""Bytes per number."""
 SAME_IN_ALL = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
-"""Settings of an adapter that its matrices do not show."""
+"""Settings of an adapter that are not visible in its matrices."""
 
 Tensors = Mapping[str, Tensor]
 Change = Callable[[], Policy]
-"""Puts checked weights in place, between two tokens; the policy that then samples."""
+"""Loads checked weights, between two tokens, and returns the policy that then samples."""
 
 
 def most_bytes(policy: Policy) -> int:
-    """Of a file of weights for this model."""
+    """Maximum bytes of a file of weights for this model."""
     return WIDEST_BYTES * sum(each.numel() for each in policy.model.parameters()) + HEADER_BYTES
 
 
 def base_digest(policy: Policy) -> str:
-    """`model_digest` of the folder that the model was loaded from; empty if there is none."""
+    """`model_digest` of the folder that the model was loaded from; empty without a folder."""
     return model_digest(Path(policy.model.name_or_path)) if policy.model.name_or_path else ""
 
 
@@ -53,19 +53,21 @@ def change_to(
     adapter: AdapterFields | None,
     hands_off: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Change:
-    """How to put the weights in a file in place.  Raises RefusedRequest where they are not this model's.
+    """A function that loads the weights of a file.  Raises RefusedRequest if they are not for this model.
 
-    The model may sample meanwhile, except inside `hands_off`.
+    The model can sample in the meantime, except inside `hands_off`.
     """
     try:
         tensors: Tensors = load(content)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise RefusedRequest(f"weights: not a whole safetensors file ({error})") from error
+        raise RefusedRequest(f"weights: not a complete safetensors file ({error})") from error
     if adapter is not None:
         with hands_off():  # the first adapter is tried on the model
             return adapter_change(policy, tensors, adapter)
     if adapted_names(policy.model):
-        raise RefusedRequest("weights: this server has an adapter, and takes other weights of it only.  Restart it.")
+        raise RefusedRequest(
+            "weights: this server has an adapter, and only accepts new weights for it.  Restart the server."
+        )
     shapes = {name: each.shape for name, each in ExportedWeights(policy).merged().items()}
     require_shapes(tensors, shapes)
     held = policy.model.state_dict()
@@ -81,7 +83,7 @@ def change_to(
 
 
 def as_held(policy: Policy, tensors: Tensors) -> Tensors:
-    """The weights as the model holds them, where it saves them in another form, such as experts one by one."""
+    """The weights in the model's own form, if it saves them in another form, such as one expert at a time."""
     model = policy.model
     try:
         given = {"config": model.config, "state_dict": dict(tensors), "dtype": model.dtype}
@@ -89,27 +91,27 @@ def as_held(policy: Policy, tensors: Tensors) -> Tensors:
     except construction.LOAD_ERRORS as error:
         raise RefusedRequest(f"weights: {construction.first_words(error)}") from error
     if lacking:
-        raise RefusedRequest(f"weights: {lacking[0]} is missing, as transformers reads them")
+        raise RefusedRequest(f"weights: {lacking[0]} is missing (in transformers' names)")
     found: Tensors = made.state_dict()
     return found
 
 
 def require_shapes(tensors: Tensors, expected: Mapping[str, torch.Size]) -> None:
-    """Refuse other names than the model's, other shapes, and numbers that are not floating-point."""
+    """Reject names and shapes that differ from the model's, and numbers that are not floating-point."""
     lacking, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     faults = [
         *(f"{name} is missing" for name in lacking),
-        *(f"{name} is not of this model" for name in unknown),
+        *(f"{name} does not belong to this model" for name in unknown),
         *(
-            f"{name} has the shape {[*each.shape]}, and the model's {[*expected[name]]}"
+            f"{name} has the shape {[*each.shape]}, but the model's is {[*expected[name]]}"
             for name, each in tensors.items()
             if name in expected and each.shape != expected[name]
         ),
         *(f"{name} is {each.dtype}" for name, each in tensors.items() if not each.is_floating_point()),
     ]
     if faults:
-        more = f" ({len(faults)} faults in all)" if len(faults) > 1 else ""
-        raise RefusedRequest(f"weights: {faults[0]}{more}.  Send the weights of the model that is served.")
+        more = f" ({len(faults)} faults in total)" if len(faults) > 1 else ""
+        raise RefusedRequest(f"weights: {faults[0]}{more}.  Send weights of the served model.")
 
 
 @torch.no_grad()
@@ -119,7 +121,7 @@ def copy_into(held: Mapping[str, Tensor], tensors: Tensors) -> None:
 
 
 def adapter_change(policy: Policy, tensors: Tensors, adapter: AdapterFields) -> Change:
-    """The same for the matrices of an adapter, over the base that is served."""
+    """The same for the matrices of an adapter on the served base model."""
     model = policy.model
     if not adapted_names(model):
         return first_adapter(policy, tensors, adapter)
@@ -127,7 +129,7 @@ def adapter_change(policy: Policy, tensors: Tensors, adapter: AdapterFields) -> 
     require_shapes(tensors, {name: each.shape for name, each in held.items()})
     for name in SAME_IN_ALL:
         if adapter.settings.get(name) != settings[name]:
-            rule = f"{name} = {adapter.settings.get(name)!r:.80}, and the one that is served has {settings[name]!r:.80}"
+            rule = f"{name} = {adapter.settings.get(name)!r:.80}, but the served adapter has {settings[name]!r:.80}"
             raise RefusedRequest(f"adapter: {rule}.  Restart the server for another adapter.")
 
     def put() -> Policy:
@@ -138,7 +140,7 @@ def adapter_change(policy: Policy, tensors: Tensors, adapter: AdapterFields) -> 
 
 
 def first_adapter(policy: Policy, tensors: Tensors, adapter: AdapterFields) -> Change:
-    """The change that puts an adapter over the base; it is tried on the model at once, and taken off again."""
+    """A function that adds an adapter to the base; it is tested on the model immediately, and removed again."""
     model = policy.model
     try:
         saved = plain_lora(Path(), adapter.settings, tensors, "adapter")
@@ -158,7 +160,7 @@ def first_adapter(policy: Policy, tensors: Tensors, adapter: AdapterFields) -> C
 
 
 def take_off(policy: Policy) -> None:
-    """Remove adapters whose base layers are as they were."""
+    """Remove adapters; their base layers are unchanged."""
     while layers := lora.lora_layers(policy.model):
         name, layer = next(iter(layers.items()))
         lora.put_layer(policy.model, name, layer.base_layer)

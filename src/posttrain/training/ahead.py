@@ -1,13 +1,13 @@
-"""Steps that are collected while earlier ones are trained on: `rollout.max_staleness`.
+"""Collects steps while earlier ones are trained on: `rollout.max_staleness`.
 
-Step s is begun only when the weights after step s - 1 - K are loaded, so no token of it is sampled by older ones: the
-bound needs no counters, and nothing is thrown away.  Prompts and streams of uniform numbers are those of K = 0.
+Step s only starts when the weights after step s - 1 - K are loaded, so older weights never sample its tokens.  The
+bound does not need counters, and nothing is thrown away.  Prompts and random streams are the same as with K = 0.
 
     trainer   collect(s) ─ waits ─► credit, updates, load, evaluate ─► collect(s + 1) ...
     threads   one for each step under way: prompts, completions, grades; one at a time where a task or reward is called
     sampler   one thread, one open sampling, a token at a time
 
-An engine in this process reads the trainer's own weights, so there the sampler waits while the trainer works.
+An in-process engine reads the trainer's own weights, so its sampler waits while the trainer works.
 """
 
 import threading
@@ -27,11 +27,11 @@ from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep, Collector, Journal, no_journal
 
 SAMPLER_WAIT = "seconds/sampler_wait"
-"""The metric of how long nothing was sampled in a step; the trainer's wait is the stage `wait`."""
+"""The metric of the sampler's idle time in a step; the trainer's wait is the stage `wait`."""
 
 
 class CollectedApart(HandedOver):
-    """A step, or the error in its place."""
+    """A step, or the error that replaced it."""
 
     collected: CollectedStep
 
@@ -50,7 +50,7 @@ class CollectorApart(Collector):
     """The collector of the threads."""
 
     def __init__(self, collector: Collector, engine: Engine, turn: Turn, sampled: Callable[[int], None]) -> None:
-        """`sampled` is called with a step whose completions are there, before they are graded."""
+        """`sampled` is called with a step when its completions are sampled, before they are graded."""
         vars(self).update(vars(collector))
         self.engine, self.turn, self.sampled = engine, turn, sampled
 
@@ -65,7 +65,7 @@ class CollectorApart(Collector):
 
 
 class CollectorAhead(Collector):
-    """A collector whose steps are under way before they are asked for; a context manager."""
+    """A collector that starts steps before they are requested; a context manager."""
 
     def __init__(self, collector: Collector) -> None:
         vars(self).update(vars(collector))
@@ -79,7 +79,7 @@ class CollectorAhead(Collector):
         """The step whose rewards are computed next."""
         self._have_completions: set[int] = set()
         self._oldest: dict[int, int] = {}
-        """Of each step that was begun, the version of the weights at that time."""
+        """Started step -> the version of the weights at its start."""
         self._todo: SimpleQueue[int | None] = SimpleQueue()
         self._changed = threading.Condition()
         self._done: dict[int, CollectedApart] = {}
@@ -104,7 +104,7 @@ class CollectorAhead(Collector):
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Steps under way are dropped.  A call of a reward is waited for, except after an error."""
+        """Drop unfinished steps.  Waits for running reward calls, except after an error."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -120,7 +120,7 @@ class CollectorAhead(Collector):
             self._todo.put(None)
 
     def collect(self, step: int, journal: Journal, clock: Clock) -> CollectedStep:
-        """The step, when it is done; later ones go on.  Scores are in the journal before they are used here."""
+        """The step, once it is done; later steps continue.  Scores are in the journal before they are used here."""
         with self._changed:
             self._next = max(self._next, step)
             self._changed.notify_all()
@@ -144,9 +144,9 @@ class CollectorAhead(Collector):
             self._changed.notify_all()
 
     def _sampled_enough(self, step: int) -> bool:
-        """Whether the trainer may take its turn at this step.
+        """Whether the trainer may now work on this step.
 
-        Where sampling waits for it, the next step is sampled first: then its grading overlaps the updates.
+        If sampling waits for the trainer, the next step is sampled first, so that its grading overlaps the updates.
         """
         following = step + 1
         return (
@@ -157,12 +157,12 @@ class CollectorAhead(Collector):
         )
 
     def _require_bound(self, collected: CollectedStep) -> None:
-        """By construction; an engine that says otherwise is unsound."""
+        """Check the bound, which holds by construction; a violation is a fault of the engine."""
         allowed = self._oldest.pop(collected.step)
         rollouts = [rollout for group in collected.groups for rollout in group.rollouts if rollout.num_sampled]
         oldest = min((rollout.weights_version for rollout in rollouts), default=allowed)
         if oldest < allowed:
-            found = f"a token of version {oldest} of the weights, and version {allowed} was loaded before it began"
+            found = f"a token was sampled by version {oldest} of the weights, after version {allowed} was loaded"
             raise RunError(f"engine {type(self.engine).__name__}: {found}.")
 
     def _sampler_waited(self) -> float:
@@ -172,7 +172,7 @@ class CollectorAhead(Collector):
 
     @contextmanager
     def _sampling_goes_on(self) -> Iterator[None]:
-        """Give up the engine's weights while the trainer does nothing with them."""
+        """Let the engine use the weights while the trainer does not."""
         if not self.shares_weights:
             yield
             return
@@ -184,9 +184,9 @@ class CollectorAhead(Collector):
 
     @contextmanager
     def one_at_a_time(self, step: int | None) -> Iterator[None]:
-        """For calls of the task, or, with a step, of rewards; neither need be made for threads.
+        """Entered around calls of the task, or, with a step, of rewards, so that neither must be thread-safe.
 
-        Rewards of a step are called after those of all earlier ones, in the order of K = 0.
+        Rewards of a step are called after those of all earlier steps, as with K = 0.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or step is None or step <= self._next)

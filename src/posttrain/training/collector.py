@@ -1,4 +1,4 @@
-"""The first half of a step: prompts → rollouts → grades, with dynamic sampling if the algorithm has it."""
+"""The first half of a step: prompts → rollouts → grades, with dynamic sampling if the algorithm uses it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +22,11 @@ from posttrain.runs.progress import Clock
 from posttrain.tasks.base import Task, training_prompts
 
 Journal = Callable[[int, Sequence[Group], Grades], None]
-"""(step, groups, grades): receives every score before it is used."""
+"""Function of (step, groups, grades) that receives every score before it is used."""
 
 
 def no_journal(step: int, groups: Sequence[Group], grades: Grades) -> None:
-    """For scores outside of a run."""
+    """Do not save scores, outside a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class CollectorSettings:
     informative: Callable[[Grades], Tensor] = sums_differ
     """Which groups dynamic sampling keeps."""
     num_steps: int = 0
-    """Steps of the whole run, for rewards."""
+    """Number of steps of the whole run, for rewards."""
     num_rows: int = 0
-    """Training rows that prompts are read from; 0 if they are generated."""
+    """Number of training rows that prompts are read from; 0 if they are generated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Collector:
         resources: Resources | None = None,
         workers: ReplyWorkers | None = None,
     ) -> None:
-        """`workers` ask the environments of completions; without, a completion has one turn."""
+        """`workers` call the environments of completions; without them, a completion has one turn."""
         self.task, self.engine, self.rewards, self.settings = task, engine, tuple(rewards), settings
         self.resources, self.workers = resources, workers
         self.unscored = UnscoredRows(settings.grading.on_unscored_row)
@@ -96,9 +96,9 @@ class Collector:
         """The run has ended."""
 
     def collect(self, step: int, journal: Journal, clock: Clock) -> CollectedStep:
-        """The groups of a step, in which dynamic sampling replaces uninformative ones by those of other prompts.
+        """The groups of a step; dynamic sampling replaces uninformative groups by groups of other prompts.
 
-        What is uninformative after its last round stays, so that a step always has its full number.
+        Groups that are uninformative after the last round stay, so that a step always has its full number.
         """
         groups, grades = self._sampled(step, range(self.settings.rollout.prompts_per_step), journal, clock)
         replaced: list[tuple[Sequence[Group], Grades]] = []

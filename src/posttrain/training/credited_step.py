@@ -1,7 +1,7 @@
 """From a collected step to credit for each of its tokens: columns, evidence, and the algorithm's rule.
 
-A new column is a need, a row of `PROVIDERS` and a property where rules and terms read it.  What outlives a step
-is an `ActorCriticState`: plain numbers, saved with every checkpoint.
+A new column is a need, a row of `PROVIDERS`, and a property for the rules and terms that read it.  State that outlives
+a step is an `ActorCriticState`: plain numbers, saved with every checkpoint.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,26 +32,26 @@ from posttrain.training.reference import Reference, Teacher, Tokens
 from posttrain.training.update import group_logprobs
 
 COMPLETION_KL, TOKEN_KL = "kl_completion", "kl_token"
-"""Names of the metrics that decide the next steps."""
+"""Metrics that decide the next steps."""
 STATE = "actor_critic"
-"""Its name in a checkpoint's state."""
+"""Name of the state in a checkpoint."""
 SHIFT, SCALE = "whitening/mean", "whitening/deviation"
-"""Metrics of what a step's advantages were whitened by."""
+"""Metrics of how a step's advantages were whitened."""
 LEAST_EXPLAINED = 1e-6
-"""Share of the variance of returns; a critic that predicts a constant explains less, by rounding."""
+"""Minimum share of the variance of returns; a critic that predicts a constant explains less, due to rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorCriticState:
-    """The run so far."""
+    """State of the run so far."""
 
     kl_coefficient: float = 0.0
-    """Of the KL in the reward; 0 without one."""
+    """Coefficient of the KL in the reward; 0 without one."""
     rewards: RewardStatistics = field(default_factory=RewardStatistics)
     begun: bool = False
     """Whether the critic has learned anything."""
     fitted: bool = True
-    """Whether the policy learns: the critic is good enough, or there is none."""
+    """Whether the policy learns: the critic is good enough, or there is no critic."""
     fit_steps: int = 0
     """Steps in which only the critic learned."""
 
@@ -62,18 +62,18 @@ class ActorCriticState:
         return cls(kl_coefficient=coefficient, begun=begun, fitted=critic is None or critic.fit_steps == 0)
 
     def as_json(self, algorithm: Algorithm) -> dict[str, object]:
-        """What a checkpoint holds: nothing without a critic, an adaptive KL or scaled rewards."""
+        """The content for a checkpoint: empty without a critic, an adaptive KL or scaled rewards."""
         remembers = algorithm.critic or algorithm.adaptive_kl or algorithm.reward_scaling
         return {} if remembers is None else {STATE: asdict(self)}
 
     def restored(self, saved: Mapping[str, object], algorithm: Algorithm) -> "ActorCriticState":
-        """The state in a checkpoint.  Raises RunError where it lacks one that steps may have changed."""
+        """The state in a checkpoint.  Raises RunError if a state that steps may have changed is missing."""
         found = saved.get(STATE)
         if isinstance(found, Mapping):
             return ActorCriticState(**{**found, "rewards": RewardStatistics(**found["rewards"])})
         if self.as_json(algorithm):
-            told = f"the checkpoint does not say what {algorithm.name} remembered of steps"
-            raise RunError(f"{told}.  Begin the run again.")
+            told = f"the checkpoint does not contain the state of {algorithm.name}"
+            raise RunError(f"{told}.  Start a new run.")
         return self
 
 
@@ -82,7 +82,7 @@ def after_step(
 ) -> ActorCriticState:
     """The state after a step: the next KL coefficient, and whether the policy learns.
 
-    While only the critic learns, the KL is 0 whatever its coefficient, so the coefficient stays.
+    While only the critic learns, the KL is 0 for every coefficient, so the coefficient stays.
     """
     adaptive = algorithm.adaptive_kl
     if adaptive is not None and state.fitted:
@@ -98,7 +98,7 @@ def after_step(
 
 
 def explained_variance(returns: Float64[Tensor, " token"], values: Float64[Tensor, " token"]) -> float | None:
-    """Share of the variance of returns that the values explain; None where all returns are equal.
+    """Share of the variance of returns that the values explain; None if all returns are equal.
 
     EV = 1 - Var(R - V) / Var(R)        1: exact, 0: no better than a constant, below 0: worse
     """
@@ -109,7 +109,7 @@ def explained_variance(returns: Float64[Tensor, " token"], values: Float64[Tenso
 
 
 def value_metrics(evidence: Evidence, credit: Credit) -> dict[str, float]:
-    """Metrics of a step's values and returns; none where no critic or no reward is."""
+    """Metrics of a step's values and returns; empty without a critic or rewards."""
     counted = ~evidence.rewards.isnan().flatten()[evidence.rollout]  # tokens of completions that have a reward
     if credit.returns is None or "values" not in evidence.known or not bool(counted.any()):
         return {}
@@ -136,7 +136,7 @@ def penalty_metrics(evidence: Evidence) -> dict[str, float]:
 def credit_metrics(
     evidence: Evidence, credit: Credit, algorithm: Algorithm, state: ActorCriticState
 ) -> dict[str, float]:
-    """Metrics of a step's credit; `state` is the one that credit was computed with."""
+    """Metrics of a step's credit; `state` is the state that was used to compute it."""
     metrics = value_metrics(evidence, credit)
     if credit.whitening is not None:
         metrics |= {SHIFT: credit.whitening.shift, SCALE: credit.whitening.scale}
@@ -148,7 +148,7 @@ def credit_metrics(
 
 
 TeacherPrompts = Sequence[Sequence[Tokens]] | None
-"""The prompts that a teacher sees in place of the policy's, group by group."""
+"""The prompts that a teacher sees instead of the policy's, group by group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +157,12 @@ class StepModels:
 
     needs: frozenset[Need]
     policy: Policy
-    """Before the step's updates."""
+    """The policy before the step's updates."""
     reference: Reference | None = None
     teacher: Teacher | None = None
     critic: Critic | None = None
     temperature: float
-    """The one that sampled: log-probs and entropies are taken at it."""
+    """The sampling temperature, at which log-probs and entropies are computed."""
     max_tokens: int
 
     def logprobs(
@@ -182,12 +182,12 @@ class CreditedStep:
     collected: CollectedStep
     groups: CreditedGroups
     advantages: Float64[Tensor, "prompt group"]
-    """One number for each completion: the mean over its sampled tokens."""
+    """One number per completion: the mean over its sampled tokens."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     token_rewards: Float64[Tensor, " token"] | None = None
-    """Process rewards and KL penalties of single tokens; None without any."""
+    """Process rewards and KL penalties per token; None without any."""
     process_rewards: Float64[Tensor, " token"] | None = None
-    """Process rewards only; NaN where no step ends."""
+    """Process rewards only; NaN if no step ends at the token."""
     next_state: ActorCriticState = field(default_factory=ActorCriticState)
     """The state of the run after the updates of this step."""
 
@@ -256,7 +256,7 @@ def credited_step(
 def taking_part(
     groups: Sequence[Group], rewards: Float64[Tensor, "prompt group"], algorithm: Algorithm
 ) -> Bool[Tensor, "prompt group"]:
-    """Rollouts with a reward, or where the algorithm counts the others all but those whose environment failed."""
+    """Rollouts with a reward; if the algorithm also counts others, all except those whose environment failed."""
     failed = torch.tensor([[rollout.finish.failed for rollout in group.rollouts] for group in groups])
     return (~rewards.isnan() | algorithm.counts_unscored) & ~failed
 
@@ -274,7 +274,7 @@ def penalties(
 def step_columns(
     models: StepModels, groups: Sequence[Group], teacher_prompts: TeacherPrompts, clock: Clock
 ) -> dict[str, Tensor]:
-    """The columns of the needs by name: a number for every sampled token, in float64 on the CPU."""
+    """The needed columns by name: a number for every sampled token, in float64 on the CPU."""
     columns: dict[str, Tensor] = {}
     for need, (stage, provider) in PROVIDERS.items():
         if need in models.needs:
@@ -325,13 +325,13 @@ PROVIDERS: Mapping[Need, tuple[str, Provider]] = {
     Need.VALUES: ("values", value_columns),
     Need.ENTROPY: ("entropies", entropies),
 }
-"""By need: the clock's stage that its seconds count for, and the function that computes it."""
+"""By need: the clock's stage for its seconds, and the function that computes it."""
 
 
 def with_staleness(credited: CreditedStep, num_updates: int) -> CreditedStep:
-    """With the updates between the weights that sampled each token and those of now, as column and metrics.
+    """Add the number of updates between each token's sampling weights and the current ones, as column and metrics.
 
-    Nothing is added where all tokens are of the weights of now.
+    Nothing is added if the current weights sampled all tokens.
     """
     rollouts = [rollout for group in credited.collected.groups for rollout in group.rollouts]
     if all(rollout.weights_version == num_updates for rollout in rollouts if rollout.num_sampled):
@@ -344,7 +344,7 @@ def with_staleness(credited: CreditedStep, num_updates: int) -> CreditedStep:
 
 
 def token_versions(sequence: TokenSequence) -> Float64[Tensor, " token"]:
-    """The version of the weights behind each sampled token."""
+    """The version of the weights that sampled each token."""
     starts = [first for first, _ in sequence.versions[1:]]
     counts = [end - start for start, end in zip([0, *starts], [*starts, sequence.num_sampled], strict=True)]
     versions = torch.tensor([version for _, version in sequence.versions], dtype=torch.float64)

@@ -1,6 +1,6 @@
 """The critic of an actor-critic algorithm: a value head on the policy's trunk, or on a separate trunk.
 
-Before each token of a completion it predicts what the completion will earn.  On disk:
+Before each token, it predicts what the completion will earn.  On disk:
 
 critic/value_head.safetensors    widening.weight, widening.bias, output.weight, output.bias
 critic/config.json ...           a separate trunk, as transformers reads it
@@ -55,27 +55,27 @@ class Critic:
     """A value head and the trunk that it reads."""
 
     def __init__(self, policy: Policy, options: CriticOptions, *, seed: int) -> None:
-        """A new one, or that of `options.path`.  Raises UserError if that does not fit this policy."""
+        """A new critic, or the one in `options.path`.  Raises UserError if it does not fit this policy."""
         self.policy, self.options = policy, options
         found = own_trunk(policy, options)
         self.own_trunk: Policy | None = None if found is None else found.body
-        """The model that the head reads; None reads the policy."""
+        """The model that the head reads; None: the policy."""
         where = f"algorithm.critic.path = {options.path}"
         if options.path and self.own_trunk is None:
             if not has_head(options.path):
                 raise UserError(
-                    f"{where}: holds no {HEAD_FILE}, and the head reads the policy here (critic.trunk).  Give the"
-                    " folder RUN/critic of a run, or set trunk = own to read a folder's model, such as a reward model."
+                    f"{where}: {HEAD_FILE} is missing, and the head reads the policy here (critic.trunk).  Give the"
+                    " folder RUN/critic of a run, or set trunk = own to use the folder's model, such as a reward model."
                 )
             if (Path(options.path) / "config.json").is_file():
                 raise UserError(
-                    f"{where}: its head reads the model in that folder, not the policy.  Set critic.trunk = own."
+                    f"{where}: its head reads the model in this folder, not the policy.  Set critic.trunk = own."
                 )
         dtype = torch.promote_types(policy.model.dtype, torch.float32)
         self.head = ValueHead(self.trunk.hidden_width, options.head, seed=seed, dtype=dtype).to(policy.device)
         score = None if found is None else found.score
         self.begun = score is not None or (bool(options.path) and has_head(options.path))
-        """Whether the head was trained before; a new one starts from the mean reward."""
+        """Whether the head was trained before; a new head starts from the mean reward."""
         if score is not None:
             self.head.load_score(score)
         elif self.begun:
@@ -83,7 +83,7 @@ class Critic:
             there = {name: [*each.shape] for name, each in saved.items()}
             if there != {name: [*each.shape] for name, each in own.items()}:
                 raise UserError(
-                    f"{where}: its head is {there}, and critic.head = {self.head.kind} over this model has"
+                    f"{where}: its head is {there}, but critic.head = {self.head.kind} on this model has"
                     f" {own['output.weight'].shape[-1]} channels.  Use the head and the model width that it was trained"
                     " with."
                 )
@@ -91,7 +91,7 @@ class Critic:
         shard_head(self.head, policy)
 
     def whole(self) -> tuple[ValueHead, Policy | None]:
-        """The head and the separate trunk with whole weights, on rank 0; it has the others call this too."""
+        """The head and the separate trunk with whole weights, on rank 0; the other ranks must call this too."""
         with self.policy.ranks.leading("whole_critic"):
             return whole_head(self.head), None if self.own_trunk is None else whole_copy(self.own_trunk)
 
@@ -100,7 +100,7 @@ class Critic:
         return self.policy if self.own_trunk is None else self.own_trunk
 
     def values(self, hidden: Float[Tensor, "token hidden"]) -> Float[Tensor, " token"]:
-        """A value for each hidden state; its gradient stops at a shared trunk unless `through_trunk`."""
+        """A value for each hidden state; the gradient stops at a shared trunk unless `through_trunk`."""
         whole = self.options.through_trunk or self.own_trunk is not None
         return cast(Tensor, self.head(hidden if whole else hidden.detach()))
 
@@ -155,10 +155,10 @@ class Critic:
 
 
 def own_trunk(policy: Policy, options: CriticOptions) -> ScoredBody | None:
-    """The critic's separate model, with its score if it is a reward model's; None if the head reads the policy.
+    """The critic's separate model, with a reward model's score if it has one; None if the head reads the policy.
 
-    A copy of the policy shares the weights that are not trained, and the output layer, which a critic does not use.
-    A sharded policy is copied with these; only its layers in 4 bits are shared.
+    A copy of the policy shares the frozen weights and the output layer, which a critic does not use.  A sharded policy
+    is copied including these; only its 4-bit layers are shared.
     """
     size = sum(each.numel() for each in policy.model.parameters())
     if not options.has_own_trunk(size):
@@ -167,7 +167,7 @@ def own_trunk(policy: Policy, options: CriticOptions) -> ScoredBody | None:
         return loaded_trunk(options.path, policy)
     if stays_quantised(policy.model):
         raise UserError(
-            f"algorithm.critic.trunk = {options.trunk}: would copy a policy whose weights are stored quantised.  Set it"
+            f"algorithm.critic.trunk = {options.trunk}: cannot copy a policy with quantised weights.  Set it"
             " to shared.  Give the folder of the unquantised model as model.path to copy it."
         )
     if sharded_forward(policy) is not None:
@@ -179,7 +179,7 @@ def own_trunk(policy: Policy, options: CriticOptions) -> ScoredBody | None:
 
 
 def with_end(rollout: Rollout) -> Rollout:
-    """If it was cut off, the completion with one more sampled token, so that the state after its last is valued too."""
+    """The completion; if it was cut off, with one more token, so that the state after its last token has a value."""
     if not rollout.finish.cut_off:
         return rollout
     sequence = rollout.sequence
@@ -203,7 +203,7 @@ def has_head(path: str) -> bool:
 
 
 def saved_options(path: str) -> CriticOptions:
-    """The options that load a saved critic; not those that it was trained with."""
+    """The options for loading a saved critic, not for training it."""
     with safe_open(Path(path) / HEAD_FILE, framework="pt") as head:
         is_mlp = any(name.startswith("widening.") for name in head.keys())  # noqa: SIM118
     own_trunk = (Path(path) / "config.json").is_file()
@@ -211,7 +211,7 @@ def saved_options(path: str) -> CriticOptions:
 
 
 def loaded_trunk(path: str, policy: Policy) -> ScoredBody:
-    """The model of a folder, with its score if it is a reward model's."""
+    """The model in a folder, with its score if it is a reward model."""
     if is_classifier_folder(ModelOptions(path=path).folder):
 
         def load() -> tuple[Policy, Tensor | None]:

@@ -32,7 +32,7 @@ from posttrain.tasks.base import Probe
 from posttrain.training.metrics import logged_metrics
 
 LATE = 2**31
-"""A step after the end of every weight schedule, so that before and after are comparable."""
+"""A step after the end of every weight schedule, so that results before and after are comparable."""
 Keep = Callable[[ScoredCompletions], object]
 """Receives all completions of an evaluation with their scores."""
 NO_PROBES: Mapping[str, Probe] = MappingProxyType({})
@@ -45,24 +45,24 @@ class Questions:
     task: str = "of no name"
     prompts: Sequence[Prompt]
     judge: RewardFunction
-    """Scores a completion; 1 or more is right."""
+    """Scores a completion; 1 or more is correct."""
     rewards: Sequence[RewardFunction] = ()
-    """The rewards of training, computed for sampled completions too; empty leaves them out."""
+    """The rewards of training, also computed for sampled completions; empty: not computed."""
     max_completion_tokens: int
     seed: int
     grading: GradingOptions = field(default_factory=GradingOptions)
     on_error: OnError = "stop"
-    """The effect of an exception in the judge or a reward, as in training."""
+    """What to do after an exception in the judge or a reward, as in training."""
     resources: Resources | None = None
     trainer_state: TrainerState = NO_RUN
     probes: Mapping[str, Probe] = field(default_factory=dict)
-    """Further measures of a full evaluation."""
+    """More measures of a full evaluation."""
     workers: ReplyWorkers | None = None
-    """Ask the environments of completions, as in training."""
+    """Workers that call environments, as in training."""
     replies: Callable[[str], AbstractContextManager[object]] = nullcontext
-    """Entered with the name of a measurement: a run keeps replies that are not reproducible."""
+    """Entered with the name of a measurement, so that a run can save replies that are not reproducible."""
     counts: bool = False
-    """Whether the judge is known to count something, so that no score means a right answer."""
+    """Whether the judge's scores are known to be counts, so that no score means a correct answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +71,13 @@ class Answers:
 
     groups: tuple[Group, ...]
     scores: Float64[ndarray, "prompt sample"]
-    """The judge's; NaN if it does not apply or failed."""
+    """The judge's scores; NaN if it does not apply or failed."""
     rewards: Float64[ndarray, "prompt sample"]
     """Summed as in training, with the final weights of schedules; NaN without a score."""
     outcomes: Mapping[str, float]
     """Share of each outcome of the judge."""
     logged: Mapping[str, float]
-    """Means of what reward functions logged, by FUNCTION/NAME."""
+    """Means of the numbers that reward functions logged, by FUNCTION/NAME."""
 
     @property
     def correct(self) -> Float64[ndarray, "prompt sample"]:
@@ -86,12 +86,12 @@ class Answers:
 
     @property
     def counts(self) -> bool:
-        """Whether a score is above 1, so that 1 does not mean a right answer."""
+        """Whether a score is above 1, so that 1 does not mean a correct answer."""
         return bool((self.scores > 1).any())
 
     @property
     def rates(self) -> Float64[ndarray, " problem"]:
-        """Share of right answers of each problem with a scored one."""
+        """Share of correct answers for each problem with a scored answer."""
         return means_of_problems(self.correct)
 
     @property
@@ -115,7 +115,7 @@ def sample_answers(
 ) -> Answers:
     """Sample every held-out prompt at temperature 1, or greedily, and judge the completions.
 
-    The same seed gives every policy the same uniform numbers.
+    The same seed gives every policy the same random numbers.
     """
     request = evaluation_request(questions, samples=samples, greedy=greedy)
     groups = conversations(engine, questions, request, "greedy" if greedy else "sampled", advance)
@@ -156,7 +156,7 @@ def sample_answers(
 def conversations(
     engine: Engine, questions: Questions, request: GroupRequest, name: str, advance: Advance
 ) -> list[Group]:
-    """The completions of one measurement, with environments where training has them."""
+    """The completions of one measurement, with environments if training has them."""
     with questions.replies(name):
         return sample_conversations(engine, questions.prompts, request, questions.workers, advance=advance)
 
@@ -183,7 +183,7 @@ def full_evaluation(
     advance: Advance = lambda count: None,
     keep: Keep = lambda completions: None,
 ) -> tuple[dict[str, object], tuple[Group, ...]]:
-    """The held-out results of summary.json and the sampled answers; None for what could not be measured."""
+    """The held-out results of summary.json and the sampled answers; None for results that could not be measured."""
     names = (*HELD_OUT, REWARD)
     unmeasured = dict.fromkeys([*names, *(f"{name}_interval" for name in names), "mean_length"])
     if not questions.prompts:
@@ -221,7 +221,7 @@ def full_evaluation(
 def accuracies(sampled: Answers, greedy: Answers, questions: Questions) -> dict[str, object]:
     if questions.counts or sampled.counts or greedy.counts:
         scores = {} if questions.rewards else mean_with_interval(SCORE, sampled.scores)
-        return {LEFT_OUT: "left out: a score is above 1, so 1 is not a right answer", **scores}
+        return {LEFT_OUT: "left out: a score is above 1, so 1 does not mean a correct answer", **scores}
     return {
         **with_interval("accuracy_sampled", sampled.rates),
         **with_interval("accuracy_greedy", greedy.rates),
@@ -230,7 +230,7 @@ def accuracies(sampled: Answers, greedy: Answers, questions: Questions) -> dict[
 
 
 def sources_apart(answers: Answers, questions: Questions) -> dict[str, dict[str, object]]:
-    """Results of the sampled answers for each data set of a mixture."""
+    """Results of the sampled answers for each dataset of a mixture."""
     sources = np.array([group.prompt.source for group in answers.groups], dtype=object)
     apart: dict[str, dict[str, object]] = {}
     for source in sorted({*sources} - {""}):
@@ -244,7 +244,7 @@ def sources_apart(answers: Answers, questions: Questions) -> dict[str, dict[str,
 
 
 def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] = NO_PROBES) -> dict[str, float]:
-    """Held-out results under the names of docs/metrics.md, with intervals: of probes, data sets and what was logged."""
+    """Held-out results under their names in docs/metrics.md, with intervals, probes, datasets and logged numbers."""
     readings = [name for probe in probes.values() for name in probe.readings]
     metrics = {f"eval/{name}": cast(float, results[name]) for name in readings if name in results}
     for source, numbers in cast(Mapping[str, Mapping[str, object]], results.get("sources", {})).items():
@@ -262,19 +262,21 @@ def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] 
 
 
 def checked_readings(where: str, probe: Probe, numbers: object, results: Mapping[str, object]) -> Mapping[str, float]:
-    """The numbers of a probe, each one of its readings and none of the evaluation's own."""
+    """The numbers of a probe: each must be one of its readings, and not a result of the evaluation itself."""
     if not isinstance(numbers, Mapping):
-        raise UserError(f"{where} measured {numbers!r:.60} ({type(numbers).__name__}); give a mapping of its readings")
+        raise UserError(
+            f"{where} returned {numbers!r:.60} ({type(numbers).__name__}).  Return a mapping of its readings"
+        )
     if taken := sorted(numbers.keys() & results.keys()):
-        raise UserError(f"{where} gives {', '.join(taken)}, which evaluation has already; name it otherwise")
+        raise UserError(f"{where} returned {', '.join(taken)}, which evaluations already have.  Use another name")
     if unknown := ", ".join(sorted(map(str, numbers.keys() - probe.readings.keys()))):
         readings = ", ".join(sorted(probe.readings))
-        raise UserError(f"{where} measured {unknown}, but its readings are {readings}; add what is missing there")
+        raise UserError(f"{where} returned {unknown}, but its readings are {readings}.  Add the missing ones there")
     found: dict[str, float] = {}
     for name, value in numbers.items():
         number, kind = as_number(value), type(value).__name__
         if number is None or not math.isfinite(number):
-            unknown = "is not a finite number; leave out unknown values"
+            unknown = "is not a finite number.  Leave out unknown values"
             raise UserError(f"{where}: {name} = {value!r:.60} ({kind}) {unknown}")
         found[name] = number
     return found
@@ -323,7 +325,7 @@ def brief_evaluation(
 
 
 def pass_at_k(correct: Float64[ndarray, "prompt sample"], k: int) -> Float64[ndarray, " measured"]:
-    """Unbiased estimate, per problem, of the chance that at least one of k samples is right.
+    """Unbiased estimate, per problem, of the probability that at least one of k samples is correct.
 
     1 - C(n - c, k) / C(n, k)    n scored samples, c of them right; Chen et al. 2021, arXiv:2107.03374, eq. 1
 

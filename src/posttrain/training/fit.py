@@ -38,14 +38,14 @@ from posttrain.runs.tracker import require_trackers
 from posttrain.training.fit_session import FitConfig, FitObjective, FitSession, Item
 
 PREVIEWED = 2
-"""Rows or pairs that a dry run shows."""
+"""Number of rows or pairs that a dry run shows."""
 SHOWN_CHARACTERS = 400
-"""Of each part of a row or a pair."""
+"""Characters to show of each part of a row or pair."""
 LEARNED = "⟪", "⟫"
 Kind = TypeVar("Kind", bound=FitConfig)
 KindToRead = TypeVar("KindToRead", bound=FitConfig, contravariant=True)
 Follows = Callable[[RankGroup], Run]
-"""What the other ranks do in place of the run."""
+"""What the other ranks do instead of the run."""
 
 
 class Opened(Protocol[KindToRead, Item]):
@@ -66,7 +66,7 @@ def run_fit(
 ) -> Run:
     """A run from its folder to its summary, of a caller's policy or of the recipe's model.
 
-    Other ranks open the same, unless `follows` says what they do.
+    Other ranks open the same, unless `follows` gives them something else to do.
     """
     require_trackers(config.run.report_to, config.tracker)
     resolved = resolved_config(config, adapter=None if policy is None else trains_adapter(policy.model))
@@ -83,7 +83,7 @@ def run_fit(
 
 
 def lead_fit(config: Kind, inputs: RunInputs, start: StartOptions, opened: Opened[Kind, Item], ranks: RankGroup) -> Run:
-    """The run of the first rank, or of the only one."""
+    """The run of rank 0, or of the only process."""
     path, start = Path(config.run.folder), start.now(ranks)
     if start.resume:
         inputs = require_same_inputs(path, inputs, accept_changes=start.accept_changes)
@@ -185,7 +185,7 @@ def show_fit_plan(config: Kind, opened: Opened[Kind, Item]) -> None:
         if batch:
             objective.accumulate(batch)
             seconds = perf_counter() - began
-            lines.append(f"time       about {seconds * session.num_steps / 60:.1f} min: {seconds:.2f} s a step")
+            lines.append(f"time       about {seconds * session.num_steps / 60:.1f} min: {seconds:.2f} s per step")
             lines += preview_lines(objective, batch[:PREVIEWED])
         print("\n".join(lines))
 
@@ -214,7 +214,7 @@ def plan_lines(session: FitSession[Item]) -> list[str]:
 def preview_lines(objective: FitObjective[Item], items: Sequence[Item]) -> list[str]:
     """Rows or pairs as the model reads them, line by line."""
     tokenizer = objective.policy.tokenizer
-    lines = [f"The first of them, as tokens that are read and {LEARNED[0]}learned{LEARNED[1]}:"]
+    lines = [f"The first ones; tokens in {LEARNED[0]}brackets{LEARNED[1]} are learned, the rest are only read:"]
     for item in items:
         if isinstance(item, Example):
             lines.append(f"--- {len(item.tokens)} tokens, {item.num_sampled} learned")

@@ -39,13 +39,13 @@ Made = TypeVar("Made", bound=Example | Preference, covariant=True)
 
 
 class FitSource(Protocol[Made]):
-    """Source of rows or pairs; `described` are lines of the plan, `summary` entries of summary.json."""
+    """Source of rows or pairs; `described` gives lines of the plan, `summary` entries of summary.json."""
 
     def batch(self, first: int, options: Any) -> Sequence[Made]:
-        """The batch that begins with this row or pair, counted from the beginning of the run."""
+        """The batch that starts with this row or pair, counted from the start of the run."""
 
     def num_steps(self, options: Any) -> int | None:
-        """Updates of the whole run; None leaves it to `run.num_steps`."""
+        """Number of updates of the whole run; None: `run.num_steps` decides."""
 
     def described(self) -> Sequence[str]: ...
 
@@ -53,7 +53,7 @@ class FitSource(Protocol[Made]):
 
 
 class FitObjective(Generic[Item]):
-    """The loss of an update, measurements of held-out rows or pairs, and what the run reports and saves.
+    """The loss of an update, held-out measurements, and what the run reports and saves.
 
     Checkpoints hold its `tensors` and `state`; `loss_lines` and `batch_words` are for the plan.
     """
@@ -61,7 +61,7 @@ class FitObjective(Generic[Item]):
     by_stage: ClassVar[bool] = False
     """Whether metrics have the seconds of each stage."""
     measures_at_end: ClassVar[bool] = False
-    """Whether a finished run is measured even if its last step was."""
+    """Whether a finished run is measured again even if its last step was measured."""
     policy: Policy
     options: SftOptions | PairOptions
     run: FitState
@@ -71,7 +71,7 @@ class FitObjective(Generic[Item]):
         return new_optimizer(self.policy.model.parameters(), self.options)
 
     def head(self) -> Mapping[str, nn.Module]:
-        """Trained modules apart from the policy, by their file in checkpoints."""
+        """Trained modules other than the policy, by their file in checkpoints."""
         return {}
 
     def begin(self, harness: Harness) -> None:
@@ -85,18 +85,18 @@ class FitObjective(Generic[Item]):
         raise NotImplementedError
 
     def counted(self, batch: Sequence[Item]) -> dict[str, float]:
-        """Metrics that count a batch, which may be empty."""
+        """Counts of a batch, which may be empty, as metrics."""
         return {}
 
     def num_tokens(self, batch: Sequence[Item]) -> int:
-        """Tokens of a batch."""
+        """Number of tokens of a batch."""
         raise NotImplementedError
 
     def is_due(self, step: int, num_steps: int) -> bool:
         return step % self.options.eval_every == 0 or step == num_steps
 
     def evaluate(self, harness: Harness, *, full: bool) -> dict[str, float]:
-        """Measure held-out rows or pairs and report it; empty without any."""
+        """Measure held-out rows or pairs and report the results; empty if there are none."""
         if not self.held_out:
             return {}
         with harness.clock("evaluate"):
@@ -108,14 +108,14 @@ class FitObjective(Generic[Item]):
         return metrics
 
     def measured(self) -> tuple[dict[str, float], Mapping[str, object]]:
-        """Results on held-out rows or pairs, at least one of them: as metrics, and for summary.json."""
+        """Results on one or more held-out rows or pairs: as metrics, and for summary.json."""
         raise NotImplementedError
 
     def keep_measured(self, folder: RunFolder) -> None:
-        """Write what was measured of single rows, if anything."""
+        """Write the measurements of single rows, if any."""
 
     def score(self, metrics: Metrics) -> float | None:
-        """Ranks checkpoints; the one with the lowest held-out loss is the best."""
+        """Ranks checkpoints; the lowest held-out loss is the best."""
         loss = metrics.get("eval/loss")
         return None if loss is None else -loss
 
@@ -145,7 +145,7 @@ class FitObjective(Generic[Item]):
         raise NotImplementedError
 
     def answers(self, pair: Preference) -> tuple[Sequence[int], Sequence[int]]:
-        """The tokens of both answers as they are read."""
+        """The tokens of both answers as the model reads them."""
         return pair.chosen.tokens, pair.rejected.tokens
 
     def save(self, folder: RunFolder) -> None:
@@ -173,7 +173,7 @@ def scored_pairs(
 
 
 class FitSession(Generic[Item]):
-    """The parts of a run on rows or pairs; a caller's optimiser replaces AdamW."""
+    """The parts of a run on rows or pairs.  A caller's optimiser replaces AdamW."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class FitSession(Generic[Item]):
             objective.policy, optimizer, objective.run, parts=[objective], head=objective.head()
         )
         self.num_steps = source.num_steps(objective.options) or config.run.num_steps
-        """Updates of the whole run."""
+        """Number of updates of the whole run."""
 
     def learn(self, step: int) -> tuple[Sequence[Item], dict[str, float]]:
         """Take one optimiser step on the next batch unless it is empty; returns the batch and its metrics."""

@@ -1,4 +1,4 @@
-"""The ranks other than 0: they do what rank 0 calls, each with its share of the tokens.
+"""Ranks other than 0: they execute rank 0's calls, each with its share of the tokens.
 
 rank 0                                          every other rank
 learner.credit(collected)  ── "credit" ──→      the same on the same groups; passes over tokens are shared
@@ -35,14 +35,14 @@ from posttrain.training.session import CallerObjects, engine_of, learner_of, tra
 
 
 class Follower:
-    """What every kind of run does on the other ranks; rank 0 calls methods by name."""
+    """What all kinds of runs do on the other ranks; rank 0 calls methods by name."""
 
     trained: TrainedState
 
     def __init__(self, threads: ThreadClaim) -> None:
         self.threads = threads
         self.parts: list[object] = [self]
-        """What has the methods that rank 0 calls.  The first part that has the method is called."""
+        """Objects with the methods that rank 0 calls; the first object that has the method is used."""
 
     def write_shards(self, folder: Path) -> None:
         """This rank's parts of a checkpoint, in RUN/checkpoints/STEP."""
@@ -50,14 +50,14 @@ class Follower:
             write_shards(folder, self.trained.tensors())
 
     def restore(self, path: Path) -> None:
-        """From a checkpoint, which every rank reads."""
+        """Restore a checkpoint, which every rank reads."""
         saved = checkpoint.load_checkpoint(path)
         checkpoint.restore_threads(saved, self.threads)
         self.trained.restore(saved)
 
 
 def follow_rank_0(follower: Follower, ranks: RankGroup, folder: str) -> Run:
-    """Do what rank 0 calls until it ends the run.  A signal is passed on to it at the next step."""
+    """Execute rank 0's calls until it ends the run.  A signal is passed on to rank 0 at the next step."""
     with interruptible() as interruption, follower.threads:
         while True:
             call, given = ranks.next_call()

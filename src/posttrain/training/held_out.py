@@ -1,4 +1,4 @@
-"""Held-out problems of a run: measured in full or in brief, as metrics, and as the table that ends the run."""
+"""Held-out problems of a run: full and brief evaluations, as metrics and as the final table."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,23 +22,23 @@ from posttrain.training.evaluation import Questions, brief_evaluation, full_eval
 from posttrain.training.session import CallerObjects, Rewards, Session, Tools, open_session
 
 SHOWN = 3
-"""Held-out problems whose completions are shown before and after."""
+"""Number of held-out problems whose completions are shown before and after."""
 COLUMN = 46
 """Characters of a transcript's column."""
-NOTHING_HELD_OUT = "No rows were held out, so nothing was measured before and after."
+NOTHING_HELD_OUT = "No rows were held out, so there are no results before and after training."
 ACCURACIES = {
     "accuracy_sampled": Reading("accuracy, sampled at temperature 1"),
     "accuracy_greedy": Reading("accuracy, greedy"),
     "pass_at_8": Reading("pass@8"),
 }
 Row = tuple[str, str, str]
-"""What is measured, before and after training."""
+"""The held-out problems, and their results before and after training."""
 
 
 def measure_in_full(
     session: Session, harness: Harness, questions: Questions, *, step: int, when: Literal["before", "after"]
 ) -> tuple[dict[str, object], list[list[str]]]:
-    """The full evaluation, and [prompt, first completion] of the problems that the end shows."""
+    """The full evaluation, and [prompt, first completion] of the problems shown at the end."""
     samples, kept = session.config.evaluation.samples, list[ScoredCompletions]()
     total = num_completions(questions, samples=samples)
     with harness.progress.stage(f"held-out problems {when} training", total) as advance:
@@ -80,7 +80,7 @@ def held_out_score(metrics: Mapping[str, float]) -> float | None:
 def measure(
     session: Session, harness: Harness, when: Literal["before", "after"]
 ) -> tuple[dict[str, object], list[list[str]]]:
-    """The full evaluation with its seconds, kept as the run's if it is before training; and transcripts."""
+    """The full evaluation with its seconds, saved in the run's state if it is before training; and transcripts."""
     clock, state = Clock(), session.trained.run
     with clock("evaluate"):
         results, transcripts = measure_in_full(session, harness, session.questions_now(), step=state.step, when=when)
@@ -91,9 +91,10 @@ def measure(
 
 
 def comparison(summary: Mapping[str, object], probes: Iterable[Probe] = ()) -> list[Row]:
-    """The held-out results, those of probes last, for each data set of a mixture too.
+    """The held-out results, probes last, also for each dataset of a mixture.
 
-    The reward is shown unless it equals the accuracy; accuracies are shown if they do, or if any answer was right.
+    The reward is shown unless it equals the accuracy.  Accuracies are shown if the two are equal, or if any answer was
+    correct.
     """
     before, after = (cast(Mapping[str, object], summary[when]) for when in ("before", "after"))
     same = all(each.get(REWARD) in (None, each["accuracy_sampled"]) for each in (before, after))
@@ -128,7 +129,7 @@ def table_lines(rows: Sequence[Row], title: str = "held-out") -> list[str]:
 
 
 def transcript_lines(before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> list[str]:
-    """The completions of problems that are in both, in two columns."""
+    """The completions of problems that both have, in two columns."""
     last = {each[0]: each[1] for each in after}
     both = {prompt: text for prompt, text in before if prompt in last}
     lines: list[str] = []
@@ -159,12 +160,12 @@ def evaluate(
 ) -> dict[str, object]:
     """Evaluate a model on held-out problems, with 95% intervals, as `posttrain eval` does.
 
-    The model is a folder, or an object given as `policy`; the one in the config is ignored.  The config gives the task
-    and the number of samples.  The objects are those of `posttrain.train`; the algorithm changes no result.
+    The model is a folder, or an object given as `policy`; the config's model is ignored.  The config gives the task and
+    the number of samples.  The objects are those of `posttrain.train`; the algorithm does not affect results.
     """
     if (model is None) == (policy is None):
-        given = "neither is given" if model is None else f"model = {model} is given and a policy object as well"
-        raise UserError(f"evaluate: {given}.  Name the folder of a model, or give policy=, one of them.")
+        given = "no model is given" if model is None else f"model = {model} and a policy object are both given"
+        raise UserError(f"evaluate: {given}.  Give either the folder of a model or policy=.")
     config = config or Config()
     if model is not None:
         config = replace(config, model=replace(config.model, path=str(model)))
@@ -184,8 +185,8 @@ def evaluate(
         questions, samples = session.questions(), config.evaluation.samples
         if not questions.prompts:
             raise UserError(
-                f"evaluate: {session.task.name} has no held-out problems.  For a dataset set task.held_out_share, such"
-                " as 0.1, or task.held_out_path."
+                f"evaluate: {session.task.name} does not have held-out problems.  For a dataset set"
+                " task.held_out_share, such as 0.1, or task.held_out_path."
             )
         if config.rewards:  # computed also if the task has its caller measure, which judges
             questions = replace(questions, rewards=session.rewards)

@@ -51,19 +51,19 @@ class LearnerSettings:
     update: UpdateOptions
     max_completion_tokens: int
     temperature: float = 1.0
-    """The one that sampled: log-probs are taken at it."""
+    """The sampling temperature, at which log-probs are computed."""
     seed: int = 0
-    """Decides the order of groups in mini-batches."""
+    """Seed of the order of groups in mini-batches."""
     num_steps: int = 100
-    """Steps of the whole run, at which the learning rate's schedule ends."""
+    """Number of steps of the whole run, where the learning rate schedule ends."""
     refresh_reference_every: int = 0
-    """Steps after which the current policy becomes the reference; 0 keeps the first."""
+    """Every this many steps, the current policy becomes the reference; 0: never."""
     reference_path: str = ""
-    """Another model as the reference; empty is the policy before training."""
+    """Another model as the reference; empty: the policy before training."""
     template_options: Mapping[str, object] = field(default_factory=dict)
     """Arguments of the chat template, for a teacher's prompts."""
     keep_token_columns: bool = False
-    """Report what each update computes for each token."""
+    """Report the numbers that each update computes per token."""
 
 
 class Learner:
@@ -80,8 +80,8 @@ class Learner:
     ) -> None:
         """Parameter groups set rates and clipping of modules; a caller's optimiser replaces AdamW and its options.
 
-        All weights are sharded over the policy's ranks if there are several; `policy` is then the one that runs.
-        Raises UserError if an own optimiser meets a critic or several ranks, or if a parameter is in no group.
+        With several ranks, all weights are sharded over them; `policy` is then the sharded one.  Raises UserError if a
+        caller's optimiser is combined with a critic or several ranks, or if a parameter is in no group.
         """
         if policy.ranks.size > 1:
             optimizer.require_no_own(own_optimizer or parameter_groups)
@@ -93,7 +93,9 @@ class Learner:
         self.actor_critic_state = ActorCriticState.at_first(algorithm, begun=begun)
         self.own_optimizer = own_optimizer
         if self.critic is not None and own_optimizer is not None:
-            raise UserError(f"optimizer: {algorithm.name} trains a critic, which yours does not have.  Leave it out.")
+            raise UserError(
+                f"optimizer: {algorithm.name} trains a critic, which your optimiser does not have.  Leave it out."
+            )
         self.reference: Reference | None = None
         if algorithm.uses_reference:
             path = settings.reference_path
@@ -107,7 +109,7 @@ class Learner:
         if lora_layers(policy.model):
             require_adapter_decay(settings.update, "update")
         self.num_updates = 0
-        """Optimiser updates so far: the version of the policy's weights."""
+        """Number of optimiser updates so far: the version of the policy's weights."""
         self.check_terms = LocalityCheck()
         self.left_out = 0
         """Updates of the last step that were skipped because the KL limit was exceeded."""
@@ -121,7 +123,7 @@ class Learner:
         return optimizer.new_optimizer(groups, self.settings.update)
 
     def credit(self, collected: CollectedStep, clock: Clock) -> CreditedStep:
-        """The step with its advantages; on all ranks, which share its passes."""
+        """The step with its advantages; on all ranks, which share its forward passes."""
         models = StepModels(
             needs=self.column_needs,
             policy=self.policy,
@@ -138,9 +140,10 @@ class Learner:
 
     @property
     def column_needs(self) -> frozenset[Need]:
-        """The columns that are computed before a step's updates.
+        """The columns to compute before a step's updates.
 
-        Unless a credit rule reads it, log π is left out if the only update of a step computes the same numbers.
+        If a step has a single update, log π is left out, unless a credit rule reads it: the update computes the same
+        numbers.
         """
         algorithm, proximal = self.algorithm, {Need.PROXIMAL_LOGPROBS}
         again = self.passes.updates > 1 or drops(self.policy.model) or proximal <= algorithm.credit_needs
@@ -150,7 +153,7 @@ class Learner:
         self.actor_critic_state = credited.next_state
 
     def learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
-        """Take one update on each batch that is not empty.  Once the KL limit is exceeded, skip the remaining ones."""
+        """Take one update on each non-empty batch.  Once the KL limit is exceeded, skip the remaining batches."""
         with self.policy.ranks.leading("learn", step):
             self.policy.ranks.agree("the batches", lambda: batches_digest(batches))
             return self._learn(batches, step, clock)
@@ -180,9 +183,10 @@ class Learner:
         return reports
 
     def try_gradient(self, batches: Sequence[Batch], clock: Clock) -> None:
-        """Compute and drop the gradient of a step's largest batch; the clock's seconds are scaled to all of them.
+        """Compute and discard the gradient of a step's largest batch; the clock's seconds are scaled to all batches.
 
-        Does nothing if all batches are empty.  The policy moves too, even where the critic would learn alone at first.
+        Has no effect if all batches are empty.  Includes the policy's gradient, even if only the critic would learn at
+        first.
         """
         first, policy = max(batches, key=lambda batch: len(batch.tokens)), self.policy
         if not first.completions:
@@ -199,7 +203,7 @@ class Learner:
     def undropped_gaps(self, groups: CreditedGroups) -> Tensor | None:
         """|log π - log μ| before a step's first update, without dropout; None if updates have no dropout.
 
-        Covers all tokens if log π is known, else those of the first group, which is scored for this.
+        Covers all tokens if log π is known, else the tokens of the first group, which is scored for this purpose.
         """
         if not drops(self.policy.model):
             return None
@@ -213,7 +217,7 @@ class Learner:
         return gaps if stale is None else gaps[stale[: len(gaps)] == 0]
 
     def objective(self, *, whole: bool = False) -> Objective:
-        """What an update minimises: only the critic's terms until it has learned enough, unless it is the `whole`."""
+        """What an update minimises: only the critic's terms until it has learned enough, unless `whole` is set."""
         algorithm, frozen = self.algorithm, not (whole or self.actor_critic_state.fitted)
         if frozen:
             algorithm = replace(algorithm, terms=tuple(term for term in algorithm.terms if Need.VALUES in term.needs))
@@ -230,7 +234,7 @@ class Learner:
         )
 
     def batches(self, credited: CreditedStep, clock: Clock) -> list[Batch]:
-        """The batch of each update: whole groups, in another order each epoch, with token weights fixed.
+        """The batch of each update: whole groups, shuffled again in each epoch, with fixed token weights.
 
         A batch is empty if none of its completions can change the gradient.
         """
@@ -270,7 +274,7 @@ class Learner:
         return self.actor_critic_state.as_json(self.algorithm)
 
     def require_context(self, longest: int) -> None:
-        """Refuse a reference, teacher or critic that cannot read the longest completion."""
+        """Reject a reference, teacher or critic that cannot read the longest completion."""
         others = {
             "reference.path": self.reference,
             "algorithm.teacher.model": self.teacher,
@@ -288,7 +292,9 @@ class Learner:
 
     def load_optimizer_state(self, run: str) -> None:
         if self.own_optimizer is not None:
-            raise UserError(f"update.optimizer_from = {run}: is for AdamW only.  Leave it out, or your optimiser.")
+            raise UserError(
+                f"update.optimizer_from = {run}: only works with AdamW.  Leave it out, or leave out your optimiser."
+            )
         with self.policy.ranks.leading("load_optimizer_state", run):
             optimizer.take_over(self.optimizer, run, where=f"update.optimizer_from = {run}")
 
@@ -304,7 +310,7 @@ class Learner:
 
 
 def batches_digest(batches: Sequence[Batch]) -> str:
-    """SHA-256 of what updates read, the same on all ranks."""
+    """SHA-256 of everything that updates read; must be equal on all ranks."""
     digest = hashlib.sha256()
     for batch in batches:
         digest.update(repr((batch.prompts, batch.completions, batch.prompt_of)).encode())
@@ -317,7 +323,7 @@ OPTION = "algorithm.critic.warm_start"
 
 
 def warm_start(learner: Learner, clock: Clock) -> list[str]:
-    """Train the critic once on each step of the folder in its options, if there is one; returns notes.
+    """Train the critic once on each step in the folder of its options, if any; returns notes.
 
     The explained variance of a step is measured before the critic learns from it.
     """
@@ -327,18 +333,20 @@ def warm_start(learner: Learner, clock: Clock) -> list[str]:
         require_known_tokens(groups, learner.policy, file)
         metrics = fit_critic(learner, CollectedStep(step=-number, groups=groups, grades=grades), clock)
         last, count = metrics.get(EXPLAINED), count + sum(len(group.rollouts) for group in groups)
-    explained = f"explained variance of the last step's before it: {'unknown' if last is None else f'{last:.2f}'}"
+    explained = (
+        f"explained variance on the last step, before learning it: {'unknown' if last is None else f'{last:.2f}'}"
+    )
     return [f"The critic learned from {count} earlier rollouts; {explained}."] if files else []
 
 
 def fit_critic(learner: Learner, collected: CollectedStep, clock: Clock) -> Mapping[str, float]:
-    """Train only the critic on rollouts; returns their metrics before that."""
+    """Train only the critic on rollouts; returns its metrics before this."""
     with learner.policy.ranks.leading("fit_critic", collected):
         return fit_critic_here(learner, collected, clock)
 
 
 def fit_critic_here(learner: Learner, collected: CollectedStep, clock: Clock) -> Mapping[str, float]:
-    """This rank's share of that."""
+    """This rank's share of `learn`."""
     before, options = learner.actor_critic_state, learner.settings.update
     credited = learner.credit(collected, clock)
     learner.actor_critic_state = replace(before, rewards=credited.next_state.rewards, begun=True, fitted=False)
@@ -355,11 +363,11 @@ def fit_critic_here(learner: Learner, collected: CollectedStep, clock: Clock) ->
 def require_known_tokens(groups: Sequence[Group], policy: Policy, file: Path) -> None:
     largest = max(max(*rollout.tokens, *group.prompt.tokens) for group in groups for rollout in group.rollouts)
     if largest >= policy.num_logits:
-        where = f"{OPTION}: {file} has token {largest}, and the policy knows {policy.num_logits} of them"
+        where = f"{OPTION}: {file} contains token {largest}, but the policy has {policy.num_logits} tokens"
         raise UserError(f"{where}.  Give rollouts of a policy with the same tokenizer.")
 
 
 def earlier_rollouts(algorithm: Algorithm) -> list[Path]:
-    """The files that a critic begins with, step by step.  Raises UserError if the folder in its options has none."""
+    """The files to train a critic on before the first step, in order.  Raises UserError if the folder has none."""
     critic = algorithm.critic
     return [] if critic is None or not critic.warm_start else [*stored_steps(critic.warm_start, OPTION)]

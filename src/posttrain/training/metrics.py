@@ -1,7 +1,7 @@
 """The metrics of a step, pure functions of its records; docs/metrics.md lists every name with its meaning and unit.
 
-A quantity that is not defined in a step (the mean score of a function that scored nothing) is left out, never 0.  Names
-are TRL's if the quantity is the same.
+A quantity that is undefined in a step (the mean score of a function that scored nothing) is left out, never 0.  If TRL
+has the same quantity, its name is used.
 """
 
 import math
@@ -21,13 +21,13 @@ from posttrain.runs.alarms import repeated_share
 from posttrain.runs.reports import UpdateTokens
 
 FIRST_ALONE = "sampling/sampling_logp_difference/mean"
-"""Taken from the first update, when sampler and trainer have the same weights."""
+"""Metrics from the first update, when sampler and trainer have the same weights."""
 STALENESS = "staleness"
-"""The column of how many updates ago each token's weights were loaded; only there where some are older."""
+"""The column with the age of each token's weights, in updates; only present if some are older."""
 NO_DEVIATION = 1e-8
-"""Deviation that TRL treats as 0, in units of reward."""
+"""Standard deviation that TRL treats as 0, in units of reward."""
 MOST_TOOLS = 20
-"""Names of tools with metrics of their own, the first in alphabetical order: a policy may call what there is not."""
+"""Number of tools with their own metrics, in alphabetical order: a policy may call tools that do not exist."""
 
 
 def step_metrics(
@@ -97,7 +97,7 @@ def outcome_metrics(outcomes: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict
 
 
 def logged_metrics(logged: Mapping[str, tuple[tuple[Mapping[str, float] | None, ...], ...]]) -> dict[str, float]:
-    """Numbers that reward functions logged: means over completions, however these were divided into calls."""
+    """Numbers that reward functions logged: means over completions, independent of how calls were split."""
     metrics: dict[str, float] = {}
     for function, by_group in logged.items():
         logs = [numbers for group in by_group for numbers in group if numbers]
@@ -107,9 +107,9 @@ def logged_metrics(logged: Mapping[str, tuple[tuple[Mapping[str, float] | None, 
 
 
 def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Lengths in sampled tokens, ends, repetition, and the policy's certainty.
+    """Lengths in sampled tokens, finish reasons, repetition, and the policy's certainty.
 
-    A completion whose environment failed has no length of its own: it only counts in `tokens/completion`.
+    A completion whose environment failed does not count as a length, only in `tokens/completion`.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     sound = [rollout for rollout in rollouts if not rollout.finish.failed] or rollouts
@@ -127,7 +127,7 @@ def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Turns, calls, replies and ends of a step's completions; none without an environment."""
+    """Turns, calls, replies and finish reasons of a step's completions; empty without an environment."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not any(rollout.has_environment for rollout in rollouts):
         return {}
@@ -152,7 +152,7 @@ def given_and_all(rollout: Rollout) -> tuple[int, int]:
 
 
 def tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Calls in all and by tool, and how many of them failed; TRL's names for those in all."""
+    """Calls in total and by tool, and how many failed; totals have TRL's names."""
     calls = [call for rollout in rollouts for turn in rollout.turns for call in turn.calls]
     if not calls:
         return {}
@@ -193,19 +193,19 @@ class UpdateReport:
     learning_rate: float
     num_micro_batches: int
     num_tokens: int
-    """Completion tokens trained on."""
+    """Number of completion tokens trained on."""
     num_completions: int
-    """Completions trained on."""
+    """Number of completions trained on."""
     sums: Mapping[str, float]
     """Sums over the tokens, by the metric that is their mean."""
     completion_sums: Mapping[str, float]
     """The same for metrics that are means over completions."""
     ratio_range: tuple[float, float]
-    """Least and greatest ratio π/μ."""
+    """Smallest and largest ratio π/μ."""
     gaps: Float64[Tensor, " token"]
-    """|log π - log μ| in nats of each token that the weights before the step have sampled."""
+    """|log π - log μ| in nats for each token sampled by the weights before the step."""
     effective_sample_size: float | None = None
-    """(Σ w)² / (n Σ w²) with w = π/μ of each of n tokens; None where all are of the weights before the step."""
+    """(Σ w)² / (n Σ w²) with w = π/μ of each of n tokens; None if the weights before the step sampled all of them."""
     tokens: UpdateTokens | None = None
     """The columns of the tokens, if they are kept."""
     taken: bool = True
@@ -217,9 +217,9 @@ class UpdateReport:
 
 
 def kl_limit(limit: float | None, before: Sequence[UpdateReport], *, noisy: bool) -> float | None:
-    """The KL to the sampling policy beyond which the next update of a step is skipped; None takes it.
+    """The KL to the sampling policy above which the next update of a step is skipped; None: never skipped.
 
-    With `noisy` an adapter's dropout adds noise to the KL, which the first update measures and the limit includes.
+    With `noisy`, an adapter's dropout adds noise to the KL; the first update measures it, and the limit includes it.
     """
     if limit is None or (noisy and not before):
         return None
@@ -227,9 +227,9 @@ def kl_limit(limit: float | None, before: Sequence[UpdateReport], *, noisy: bool
 
 
 def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
-    """One step's metrics: means over the tokens of all updates, and extremes; loss and norm are means over updates.
+    """One step's metrics: means and extremes over the tokens of all updates; loss and norm are means over updates.
 
-    The gap between sampler and trainer is that of the first update, over tokens of the weights before it.
+    The gap between sampler and trainer is from the first update, over tokens sampled by the weights before it.
     """
     if not reports:
         return {}

@@ -1,4 +1,4 @@
-"""AdamW with a warm-up and a schedule, and the optimiser step of every run."""
+"""AdamW with warm-up and a schedule, and the optimiser step of every run."""
 
 import math
 from collections import Counter
@@ -19,12 +19,12 @@ from posttrain.runs.tensor_state import renamed, restore_optimizer
 POLICY = "policy"
 """The default module of parameters."""
 ADAMW_ENTRIES = frozenset({"step", "exp_avg", "exp_avg_sq"})
-"""AdamW's state of a parameter."""
+"""Names of AdamW's state of a parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
-    """The parameters of one module, with their rate and clipping."""
+    """The parameters of one module, with their learning rate and clipping."""
 
     module: str
     """The name under which its gradient norm is reported."""
@@ -38,21 +38,21 @@ class ParameterGroup:
     def __post_init__(self) -> None:
         where = f"parameter group {self.module}"
         if not 0 <= self.rate_scale < math.inf:
-            raise UserError(f"{where}: rate_scale = {self.rate_scale}: use a finite number, 0 or more.")
+            raise UserError(f"{where}: rate_scale = {self.rate_scale}: must be a finite number, at least 0.")
         if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
-            rule = "use a finite number above 0 (1e9 never clips), or None"
+            rule = "must be a finite number above 0 (1e9 never clips), or None"
             raise UserError(f"{where}: max_grad_norm = {self.max_grad_norm}: {rule}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnOptimizer:
-    """A caller's optimiser.  Its groups' rates follow the scheduler, or without one the schedule of the options."""
+    """A caller's optimiser.  Its groups' rates follow its scheduler, or else the schedule of the options."""
 
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
 
     def set_rates(self, share: float) -> float:
-        """Set the scheduler's rates for the next update, or this share of the first ones; returns the largest."""
+        """Set the next update's rates: the scheduler's, or this share of the first ones.  Returns the largest."""
         groups = self.optimizer.param_groups
         if self.scheduler is None:
             rates = [share * group.setdefault("initial_lr", group["lr"]) for group in groups]
@@ -71,7 +71,7 @@ class OwnOptimizer:
 def new_optimizer(
     parameters: Iterable[nn.Parameter] | Sequence[ParameterGroup], options: OptimizerOptions
 ) -> torch.optim.AdamW:
-    """AdamW over trainable parameters, those of the policy unless they come in groups; weight decay on matrices only.
+    """AdamW over the trainable parameters of the policy, or of the given groups; weight decay only on matrices.
 
     Raises UserError if two groups share a name or a parameter.
     """
@@ -91,7 +91,7 @@ def new_optimizer(
         raise UserError("model: every parameter is frozen (requires_grad is False), so there is nothing to train.")
     for module, count in Counter(each.module for each in modules).items():
         if count > 1:
-            raise UserError(f"parameter groups: {count} have the name {module!r}; give each a name of its own.")
+            raise UserError(f"parameter groups: {count} have the name {module!r}.  Give each a unique name.")
     owners: dict[int, str] = {}
     for group in groups:
         for parameter in group["params"]:
@@ -99,7 +99,7 @@ def new_optimizer(
             if other != group["module"]:
                 raise UserError(
                     f"parameter groups: a parameter of shape {list(parameter.shape)} is in {other!r} and in"
-                    f" {group['module']!r}; it can be trained in one."
+                    f" {group['module']!r}.  Put it in only one of them."
                 )
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
@@ -110,16 +110,16 @@ def new_optimizer(
 
 
 def require_no_own(given: object) -> None:
-    """Refuse a caller's optimiser or parameter groups where ranks split the weights that they hold."""
+    """Reject a caller's optimiser or parameter groups if several ranks split the weights."""
     if given:
         raise UserError(
-            "optimizer: yours, or your parameter groups, hold whole weights, which several ranks split.  Leave them"
+            "optimizer: it or your parameter groups hold whole weights, but several ranks split them.  Leave them"
             " out, or use one rank."
         )
 
 
 def learning_rate(options: OptimizerOptions, update: int, num_updates: int) -> float:
-    """The rate of an update: a linear rise over `warmup_steps`, then constant, or falling to 0 at `num_updates`.
+    """The learning rate of an update: a linear rise over `warmup_steps`, then constant or decaying to 0 at the end.
 
     Updates count from 0.  The first of a warm-up over w steps has rate lr/w, never 0.
     """
@@ -142,11 +142,11 @@ def next_rate(options: OptimizerOptions, own: OwnOptimizer | None, update: int, 
 
 
 def standing_still(parameters: Iterable[nn.Parameter], rate: float) -> float:
-    """Share of the trained weights that a step as large as the learning rate rounds away; AdamW's are about as large.
+    """Share of the trained weights for which a step of the size of the learning rate rounds to nothing, as in AdamW.
 
         |w| ∈ [2^(e-1), 2^e) moves by a step of at least eps · 2^(e-2)      eps = 2^-7 in bfloat16
 
-    Weights in float32 or wider count as moved.  Of sharded weights, those of this rank count.
+    Weights in float32 or wider count as moved.  With sharded weights, only this rank's weights count.
     """
     trained = [own_part(parameter.detach()) for parameter in parameters if parameter.requires_grad]
     still = torch.zeros((), dtype=torch.float64)
@@ -204,14 +204,14 @@ def require_all_trained(optimizer: torch.optim.Optimizer, model: nn.Module) -> N
 
 
 def take_over(optimizer: torch.optim.Optimizer, run: str, *, where: str) -> None:
-    """Load AdamW's moments and counters, no options, from the last checkpoint of another run, module by module.
+    """Load AdamW's moments and counters, but not its options, from another run's last checkpoint, module by module.
 
-    A module that only one of the runs trains is skipped.  Raises UserError without a checkpoint of AdamW over the
+    Modules that only one of the runs trains are skipped.  Raises UserError if there is no checkpoint of AdamW with the
     same parameters.
     """
     saved = load_latest(Path(run) / "checkpoints")
     if saved is None:
-        raise UserError(f"{where}: holds no checkpoint.  Name the folder of a run that has one.")
+        raise UserError(f"{where}: has no checkpoint.  Name the folder of a run that has one.")
     state = saved.state["optimizer"]
     assert isinstance(state, Mapping)
     groups, names = optimizer.state_dict()["param_groups"], dict[str, str]()
@@ -227,11 +227,11 @@ def take_over(optimizer: torch.optim.Optimizer, run: str, *, where: str) -> None
         restore_optimizer(optimizer, moved, {"param_groups": [{"params": group["params"]} for group in groups]})
     except RunError as error:
         rule = "Use a run that trained the same parameters, or leave it out."
-        raise UserError(f"{where}: its optimiser is not of what is trained here ({error}).  {rule}") from error
+        raise UserError(f"{where}: its optimiser belongs to other parameters ({error}).  {rule}") from error
 
 
 def places_of_modules(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """Positions of one optimiser's parameters in another's, for the modules that both train.
+    """Positions of one optimiser's parameters in the other, for the modules that both train.
 
     Raises RunError if the policy is not among them, or if a module differs.
     """
@@ -246,9 +246,9 @@ def places_of_modules(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mappin
     for module in common or [POLICY]:
         counts = [[len(group) for group in each.get(module, [])] for each in numbers]
         if counts[0] != counts[1]:
-            raise RunError(f"of `{module}` it trained groups of {counts[0]} parameters, and here there are {counts[1]}")
+            raise RunError(f"it trained groups of {counts[0]} parameters of `{module}`, but here there are {counts[1]}")
     if POLICY not in common:
-        raise RunError(f"it trained {', '.join(numbers[0])}, and here {', '.join(numbers[1])} are trained")
+        raise RunError(f"it trained {', '.join(numbers[0])}, but here {', '.join(numbers[1])} are trained")
     pairs = [
         (there, here)
         for module in common

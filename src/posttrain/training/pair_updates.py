@@ -1,4 +1,4 @@
-"""Log-probs and scores of pairs, and the gradient of a loss of them, a micro-batch at a time.
+"""Log-probs and scores of pairs, and the gradient of a loss on them, one micro-batch at a time.
 
 A pair is never split: its loss is not a sum over tokens.  A prompt is computed once for all pairs of a micro-batch if
 the forward pass shares prompts, and an answer in several pairs is scored once.
@@ -29,7 +29,7 @@ from posttrain.runs.tensor_state import Tensors
 from posttrain.training.reference import Reference, UncopiedPolicy, reference_of, refreshed
 
 AnswerLengths = Callable[[Preference], tuple[int, int]]
-"""Tokens of the chosen and of the rejected answer that go through the model."""
+"""Tokens of the chosen and the rejected answer that go through the model."""
 Rows = list[int]
 """Numbers of pairs."""
 
@@ -41,9 +41,9 @@ def each_microbatch(
     lengths: AnswerLengths,
     compute: Callable[[Dealt[Rows]], tuple[float, Tensor]],
 ) -> tuple[float, Float64[Tensor, "2 pair"]]:
-    """The sum of the losses that `compute` finds in micro-batches, and its two numbers of each pair, in their order.
+    """The sum of the losses that `compute` returns for micro-batches, and its two numbers per pair, in order.
 
-    The ranks take a share of the micro-batches each.
+    Each rank takes a share of the micro-batches.
     """
     ranks, padded = policy.ranks, policy.forward.padded
     budget = ranks.budget(sum(len(pair.prompt.tokens) + sum(lengths(pair)) for pair in pairs), max_tokens)
@@ -59,10 +59,10 @@ def each_microbatch(
 def pair_microbatches(
     pairs: Sequence[Preference], max_tokens: int, *, lengths: AnswerLengths, padded: bool = False
 ) -> Iterator[Rows]:
-    """Indices of pairs of similar length, of at most `max_tokens` tokens together as the forward pass computes them.
+    """Micro-batches of pairs of similar length, as indices; each has at most `max_tokens` tokens in the forward pass.
 
-    Pairs of one prompt are adjacent, and their prompt counts once.  With padded rows a pair counts as two rows, as wide
-    as the widest of the micro-batch.  A pair that is too long is a micro-batch by itself.
+    Pairs of one prompt are adjacent, and their prompt counts once.  With padded rows, a pair counts as two rows, as
+    wide as the widest of the micro-batch.  A pair that is too long gets its own micro-batch.
     """
     answers = [lengths(pair) for pair in pairs]
     widths = [len(pair.prompt.tokens) + max(both) for pair, both in zip(pairs, answers, strict=True)]
@@ -96,7 +96,7 @@ class PairScores:
 
     @property
     def right(self) -> Float64[Tensor, " pair"]:
-        """1 where the chosen answer scores higher, 1/2 where both score alike, else 0."""
+        """1 if the chosen answer scores higher, 1/2 if both score the same, else 0."""
         return (1 + self.margins.sign()) / 2
 
     def metrics(self) -> dict[str, float]:
@@ -188,7 +188,7 @@ def require_finite_scores(scores: Float64[Tensor, "2 pair"], pairs: Sequence[Pre
 
 
 ROUNDING = 1e-6
-"""Rounding of a log-prob in float32, as a share of it."""
+"""Relative rounding error of a log-prob in float32."""
 Which = Literal["training", "held_out"]
 
 
@@ -198,12 +198,12 @@ class MeasuredPairs:
 
     losses: Float64[Tensor, " pair"]
     columns: Mapping[str, Float64[Tensor, " pair"]]
-    """By metric.  Log-probs and implicit rewards, β log π/π_ref, are of whole answers; `pairs/*` compare what the loss
-    compares, which is per token if it is length-normalised."""
+    """Sums by metric.  Log-probs and implicit rewards, β log π/π_ref, are for whole answers; `pairs/*` compare the same
+    numbers as the loss, per token if it is length-normalised."""
 
     @classmethod
     def of(cls, objective: PairObjective, policy: OfPairs, reference: OfPairs, lengths: OfPairs) -> "MeasuredPairs":
-        """Those of log-probs of whole answers, in nats, float64; `lengths` are the answers' sampled tokens."""
+        """The numbers from log-probs of whole answers, in nats, float64; `lengths` are the answers' sampled tokens."""
         ratios = preference_losses.log_ratios(policy, reference)
         rewards = preference_losses.implicit_rewards(ratios, beta=objective.beta)
         in_loss = objective.log_ratios(policy, reference, lengths)
@@ -279,7 +279,7 @@ def accumulate_pairs(
         if len(bad):
             first = int(bad[0, 0])
             raise RunError(
-                f"pair {pairs[rows[first]].where}: its loss is {losses[first].item()}, where log π is"
+                f"pair {pairs[rows[first]].where}: its loss is {losses[first].item()}; log π is"
                 f" {logprobs.chosen[first].item():.4g} nats of the chosen answer and"
                 f" {logprobs.rejected[first].item():.4g} of the rejected one.  No step was taken.  Start again with a"
                 " lower dpo.learning_rate."
@@ -325,7 +325,7 @@ class PairReference:
             return logprobs_without_gradient(policy, pairs, self.options.tokens_per_microbatch)
 
     def tensors(self) -> dict[str, Tensors]:
-        """What of it a checkpoint has to hold: log-probs that are kept, and a reference that is not the first one."""
+        """The part that a checkpoint must hold: precomputed log-probs, and a reference that is not the first one."""
         saved: dict[str, Tensors] = {}
         if self.kept:
             saved["reference_logprobs"] = {
@@ -338,7 +338,7 @@ class PairReference:
         return saved
 
     def restore(self, saved: Mapping[str, Tensors]) -> None:
-        """Be as the checkpoint was."""
+        """Restore the state of a checkpoint."""
         logprobs = saved.get("reference_logprobs", {})
         self.kept = {
             which: OfPairs(*(logprobs[f"{which}.{answer}"].to(torch.float64) for answer in OfPairs._fields))

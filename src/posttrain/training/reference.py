@@ -1,6 +1,6 @@
 """The policy that a KL term compares with, entered as a context: `with reference.entered() as policy: ...`.
 
-A copy shares the frozen parts of a model, unless that is split over ranks.  With an adapter over a frozen model nothing
+A copy shares the frozen parts of a model, unless they are split over ranks.  With an adapter on a frozen model nothing
 is copied: the reference is the same weights with the adapter off, or with its earlier matrices.
 """
 
@@ -41,10 +41,10 @@ class Reference(Protocol):
 
 
 class FrozenCopy:
-    """A copy of the policy that shares the parameters that are not trained; of a sharded policy, only layers in 4 bits.
+    """A copy of the policy that shares its frozen parameters; for a sharded policy, only its 4-bit layers are shared.
 
-    Matrices of linear layers are held in the type of their products, which round them to it anyway, so the numbers are
-    the same.  In the model's own forward pass a layer may do otherwise, and all are copied unchanged.
+    Matrices of linear layers are stored in the type of their products, which round to it anyway, so the numbers are the
+    same.  In the model's own forward pass a layer may differ, so all are copied unchanged.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -86,7 +86,7 @@ class EarlierAdapter:
         """The earlier matrices; None if the adapter is off."""
         if not is_base and sharded_forward(policy) is not None and peft_layers(policy.model):
             raise UserError(
-                "reference: earlier matrices of an adapter in peft's layers cannot stand in for sharded ones.  Give the"
+                "reference: earlier matrices of an adapter in PEFT's layers cannot replace sharded ones.  Give the"
                 " adapter's folder as model.path, or use one rank."
             )
 
@@ -108,7 +108,7 @@ class EarlierAdapter:
 
 
 class UncopiedPolicy:
-    """The policy itself, unchanged: another model, or the one that is trained."""
+    """A policy without changes: another model, or the trained one."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -126,12 +126,12 @@ class UncopiedPolicy:
 
 
 def reference_of(policy: Policy) -> Reference:
-    """The policy as it is now, which later updates do not change; collective if it is sharded."""
+    """A snapshot of the policy, which later updates do not change; collective if it is sharded."""
     return EarlierAdapter(policy) if in_force.trains_adapter_alone(policy.model) else FrozenCopy(policy)
 
 
 def refreshed(reference: Reference, policy: Policy) -> Reference:
-    """The policy as it is now, as the reference; a copy is filled anew, in its own memory."""
+    """The current policy as the reference; an existing copy is overwritten in place."""
     if not isinstance(reference, FrozenCopy):
         return reference_of(policy)
     reference.restore(module_tensors(policy.model, reference.trained))
@@ -148,18 +148,18 @@ def require_same_vocabulary(policy: Policy, other: Policy, where: str) -> None:
     require_same_tokens(policy, other, where)
     rows = [each.num_logits for each in (policy, other)]
     if rows[0] != rows[1]:
-        raise UserError(f"{where}: its output layer has {rows[1]} rows, and the policy's {rows[0]}.  {SAME_FAMILY}")
+        raise UserError(f"{where}: its output layer has {rows[1]} rows, but the policy's has {rows[0]}.  {SAME_FAMILY}")
 
 
 def require_same_tokens(policy: Policy, other: Policy, where: str) -> None:
-    """Refuse a model with another vocabulary than the policy's."""
+    """Reject a model whose vocabulary differs from the policy's."""
     mine, theirs = policy.tokenizer.get_vocab(), other.tokenizer.get_vocab()
     differing = sorted(text for text in mine.keys() | theirs.keys() if mine.get(text) != theirs.get(text))
     if differing:
         first, numbers = differing[0], ", ".join(str(each.get(differing[0], "none")) for each in (mine, theirs))
         raise UserError(
-            f"{where}: its vocabulary is not the policy's: {len(differing)} tokens differ, such as {first!r} (number"
-            f" {numbers}).  {SAME_FAMILY}"
+            f"{where}: its vocabulary differs from the policy's: {len(differing)} tokens differ, such as {first!r} ("
+            f"number {numbers}).  {SAME_FAMILY}"
         )
 
 
@@ -176,7 +176,7 @@ class TeacherPrompts:
 
 
 class PrivilegedPrompts:
-    """Writes the teacher's prompts; the student's own where there is nothing to add, or no room for it."""
+    """Writes the teacher's prompts; the student's own if there is nothing to add, or no room for it."""
 
     def __init__(self, options: TeacherOptions, renderer: TokenizerRenderer, *, max_positions: int) -> None:
         self.options, self.renderer, self.max_positions = options, renderer, max_positions
@@ -204,7 +204,7 @@ class PrivilegedPrompts:
             column, columns = self.options.answer_column, group.prompt.columns
             if column not in columns:
                 raise UserError(
-                    f"algorithm.teacher.answer_column = {column}: prompt {group.prompt.id} has no such column (it has"
+                    f"algorithm.teacher.answer_column = {column}: prompt {group.prompt.id} does not have it (it has"
                     f" {', '.join(map(str, columns)) or 'none'}).  Name one of them, or use sees = sibling."
                 )
             return str(columns[column])
@@ -224,13 +224,13 @@ class PrivilegedPrompts:
             content = [dict(message) for message in prompt.messages]
             last = max((i for i, each in enumerate(content) if each["role"] == "user"), default=None)
             if last is None:
-                raise UserError(f"prompt {prompt.id}: no message of the user's to put the teacher's text in.  Add one.")
+                raise UserError(f"prompt {prompt.id}: there is no user message for the teacher's text.  Add one.")
             content[last]["content"] = filled_template(self.options.template, content[last]["content"], shown)
         return self.renderer.render(content, id=prompt.id, prefill=prompt.prefill).tokens
 
 
 def filled_template(template: str, prompt: str, shown: str) -> str:
-    """The template with both texts in their places, even if they contain a place's name."""
+    """The template with both texts filled in, even if they contain a placeholder's name."""
     texts = dict(zip(PLACES, (prompt, shown), strict=True))
     return re.sub("|".join(map(re.escape, PLACES)), lambda place: texts[place.group()], template)
 
@@ -250,7 +250,7 @@ class Teacher:
 
 
 def teacher_of(policy: Policy, options: TeacherOptions, template_options: Mapping[str, object]) -> Teacher:
-    """The teacher of this student.  Raises UserError where another model has another vocabulary."""
+    """The teacher of this student.  Raises UserError if another model has a different vocabulary."""
     if options.model:
         model = load_beside(policy, options.model, option="algorithm.teacher.model")
         require_same_vocabulary(policy, model, f"algorithm.teacher.model = {options.model}")

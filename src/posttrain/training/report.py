@@ -1,4 +1,4 @@
-"""An RL run in words: its plan, its results, and the files that hold them."""
+"""An RL run in words: its plan, its results, and its files."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -38,14 +38,14 @@ from posttrain.training.trained import RunState
 def rl_plan_lines(
     session: Session, first: CollectedStep | None, seconds: Mapping[str, float], *, whole_step: bool = False
 ) -> list[str]:
-    """The plan of a run; if the first step was collected, with its lengths and its seconds by stage.
+    """The plan of a run, with lengths and seconds by stage if the first step was collected.
 
     With `whole_step` the seconds include its gradient.
     """
     config, rollout = session.config, session.config.rollout
     share, pace, time = "", "", list[str]()
     if first is not None:
-        share = f", at first {first.num_completion_tokens / rollout.rollouts_per_step:.0f} tokens each"
+        share = f", initially {first.num_completion_tokens / rollout.rollouts_per_step:.0f} tokens each"
         each = sum(seconds.values())
         pace = f", about {each:.1f} s each" if whole_step else f", {each:.1f} s to sample and score the first"
         time = time_lines(session, first, seconds, whole_step=whole_step)
@@ -71,7 +71,7 @@ def rl_plan_lines(
 
 
 def ahead_lines(session: Session) -> list[str]:
-    """What overlaps where steps are collected ahead."""
+    """What overlaps if steps are collected ahead."""
     most = session.config.rollout.max_staleness
     if not most:
         return []
@@ -81,7 +81,7 @@ def ahead_lines(session: Session) -> list[str]:
 
 
 def engine_lines(engine: Engine) -> list[str]:
-    """What samples, where it is not this process."""
+    """The sampling servers, if this process does not sample."""
     lines = engine.describe() if isinstance(engine, EngineElsewhere) else []
     return [f"{'' if number else 'engine':10} {each}" for number, each in enumerate(lines)]
 
@@ -102,7 +102,7 @@ def reward_model_bytes(session: Session) -> int:
 
 
 def policy_lines(session: Session) -> list[str]:
-    """The model, and its weights that training cannot change."""
+    """The model, and the share of its weights that training cannot change."""
     lines, rate = model_lines(session.policy, session.model_name), session.config.update.largest_rate
     if session.caller.policy is None:
         lines += [f"           {each}" for each in unused_options(session.policy, session.config.model)]
@@ -111,8 +111,8 @@ def policy_lines(session: Session) -> list[str]:
     still = standing_still(session.policy.model.parameters(), rate)
     if still > 0:
         lines.append(
-            f"           {still:.0%} of the trained weights are too large in bfloat16 for a step of {rate:g} to move"
-            " them, and so are Adam's running means; train in float32 (model.weights: auto), or with a higher rate"
+            f"           in bfloat16, {still:.0%} of the trained weights are too large for a step of {rate:g} to move"
+            " them, and so are Adam's running means.  Train in float32 (model.weights: auto), or with a higher rate"
         )
     return lines
 
@@ -136,7 +136,7 @@ def time_lines(session: Session, first: CollectedStep, seconds: Mapping[str, flo
         minutes = f"about {steps + evaluations:.1f} min with completions of {limit} tokens, which is their limit"
     both = f"{steps:.1f} for steps{'' if whole_step else ' without their gradients'}, {evaluations:.1f} for evaluations"
     recorded = recorded_time(session.trained.run.recipe)
-    own = [f"           the recipe's own run took {recorded}, on the machine that its header names"] if recorded else []
+    own = [f"           the recipe's own run took {recorded} on the machine named in its header"] if recorded else []
     least = "" if round(length) == limit else "at least "
     return [f"time       {minutes}", f"           ({least}{both})", *own]
 
@@ -187,7 +187,7 @@ def closing_lines(
     summary: Mapping[str, object],
     transcripts: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]],
 ) -> list[str]:
-    """The end of a run: results and transcripts before and after, files, and commands to try next."""
+    """The end of a run: results and transcripts before and after, files, and the next commands."""
     rows = comparison(summary, session.questions().probes.values())
     folder, picture, caller = shown(folder), ", curves.png" if session.config.run.curves else "", session.caller
     given = {
@@ -215,7 +215,10 @@ def closing_lines(
 
 def unmeasured_lines(summary: Mapping[str, object]) -> list[str]:
     rewards = cast("Mapping[str, float | None] | None", summary["training_reward"])
-    lines = [NOTHING_HELD_OUT, "A dataset holds out rows by task.held_out_share, such as 0.1, or task.held_out_path."]
+    lines = [
+        NOTHING_HELD_OUT,
+        "To hold out rows of a dataset, set task.held_out_share, such as 0.1, or task.held_out_path.",
+    ]
     if rewards is not None:
         first, last = ("unknown" if each is None else f"{each:.3f}" for each in rewards.values())
         lines.append(f"Reward in training: {first} in the first step, {last} in the last.")

@@ -76,9 +76,9 @@ def train(
     replace those of the config; `rewards` are your functions, `rows` your prompts, `held_out_rows` those to evaluate
     on, and `watchers` see each step.  `environment` is a class or a factory of what replies to the policy's turns, and
     `tools` are functions that it may call.  `resume` continues the run in `config.run.folder` from its last checkpoint,
-    to the same bits as an uninterrupted run; `from_step` from that of an earlier step, dropping later ones;
-    `accept_changes` also if rows, rewards or files have changed, such as a corrected reward.  `recipe` is the source of
-    the config in the summary.
+    with the same bits as an uninterrupted run.  `from_step` resumes from an earlier step's checkpoint and drops later
+    steps.  `accept_changes` resumes even if rows, rewards or files have changed, for example after a corrected reward.
+    `recipe` is the source of the config in the summary.
     """
     caller = CallerObjects(
         policy=policy,
@@ -98,7 +98,7 @@ def train(
 
 
 def run_steps(config: Config, caller: CallerObjects, start: StartOptions) -> RunSteps:
-    """The run of a config and a caller's objects, step by step; nothing is done before the first `next`."""
+    """The run of a config and a caller's objects, step by step; it starts at the first `next`."""
     require_training_by_reward(config)
     require_trackers(config.run.report_to, config.tracker)
     with joined(config.run.rank_timeout_seconds) as ranks:
@@ -120,7 +120,7 @@ def run_steps(config: Config, caller: CallerObjects, start: StartOptions) -> Run
 
 
 def make_ready(session: Session) -> None:
-    """Refuse what cannot be trained, and warn of memory before anything is sampled, which might exhaust it."""
+    """Reject what cannot be trained, and warn about memory before sampling, which might exhaust it."""
     config = session.config
     config.require_suits(session.algorithm)
     if config.rollout.max_staleness:
@@ -197,7 +197,7 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
 
 
 def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -> Iterator[StepReport]:
-    """Take the remaining steps; `first` is the first of them, already collected and credited."""
+    """Take the remaining steps; `first` is the next step, already collected and credited."""
     collector, learner = session.collector, session.learner
     journal, state = harness.folder.journal_scores, session.trained.run
     for step in harness.steps():
@@ -216,9 +216,9 @@ def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -
 
 
 def probed_where_all_is_old(session: Session, updates: Sequence[UpdateReport], gaps: Tensor | None) -> Tensor | None:
-    """A step's gaps; where older weights sampled all its tokens, those of fixed prompts by the weights of now.
+    """A step's gaps; if older weights sampled all its tokens, the gaps on fixed prompts with the current weights.
 
-    The ranks of a run share the trainer's passes, so there only the probe of its servers looks.
+    With several ranks, which share the trainer's passes, only the servers' probe is used.
     """
     is_old = bool(updates) and not len(updates[0].gaps) and session.config.rollout.max_staleness > 0
     if not is_old or session.policy.ranks.size > 1:
@@ -234,7 +234,7 @@ def step_report(
     evaluation: Mapping[str, float],
     undropped: Tensor | None = None,
 ) -> StepReport:
-    """A step's report for watchers; `undropped` are its gaps without dropout, if updates use it, or those of probes."""
+    """A step's report for watchers; `undropped` are its gaps without dropout, if updates use it, or a probe's gaps."""
     collected = credited.collected
     limited = session.algorithm.largest_epoch_kl is not None
     first = updates[0].gaps if updates else torch.zeros(0)
@@ -306,7 +306,7 @@ def resume_run(session: Session, harness: Harness) -> list[str]:
 
 
 def show_rl_plan(config: Config, caller: CallerObjects = NO_CALLER, *, show_prompts: int = 1, recipe: str = "") -> None:
-    """Print the plan of a run and the seconds of one step whose gradient is thrown away; train nothing.
+    """Print the plan of a run and the seconds of one step, whose gradient is discarded; train nothing.
 
     Shows `show_prompts` prompts of that step with a completion and its scores.  `recipe` is its name in the plan.
     """
@@ -330,7 +330,7 @@ def show_rl_plan(config: Config, caller: CallerObjects = NO_CALLER, *, show_prom
 
 
 class TrainArguments(TypedDict, total=False):
-    """The arguments of `train` apart from the config."""
+    """The arguments of `train` except the config."""
 
     policy: Policy | None
     task: Task | None
@@ -357,13 +357,14 @@ def steps(config: Config, **objects: Unpack[TrainArguments]) -> TrainingSteps:
         print(steps.run.summary)
 
     Each record has the step's metrics, groups, grades and advantages (`posttrain.runs.reports.StepReport`).  Weights,
-    folder and checkpoints equal those of `train`, bit for bit.  Time between steps counts for `run.time_limit_minutes`
-    only.  Without `with`, call `steps.close()` after leaving the loop early: until then the run folder is locked.
+    folder and checkpoints equal those of `train`, bit for bit.  Time between steps only counts for
+    `run.time_limit_minutes`.  Without `with`, call `steps.close()` after leaving the loop early: until then the run
+    folder is locked.
     """
     given: dict[str, Any] = dict(objects)
     unknown = given.keys() - TrainArguments.__annotations__.keys()
     if unknown:
         name = min(unknown)
-        raise UserError(f"steps: there is no argument `{name}`.  {did_you_mean(name, TrainArguments.__annotations__)}")
+        raise UserError(f"steps: no such argument: `{name}`.  {did_you_mean(name, TrainArguments.__annotations__)}")
     start = StartOptions(**{each.name: given.pop(each.name) for each in fields(StartOptions) if each.name in given})
     return TrainingSteps(run_steps(config, CallerObjects(**given), start))

@@ -1,4 +1,4 @@
-"""Steps that are trained on again from their rollout files: no sampling, no grading, the same weights to the bit."""
+"""Training again on recorded steps, from their rollout files: no sampling, no grading, the same weights bit for bit."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -36,7 +36,7 @@ def count_step(state: RunState, collected: CollectedStep, updates: Sequence[Upda
 
 
 def train_again(session: Session, step: int, folder: RunFolder) -> None:
-    """Take a finished step again; its journals, and what they say of evaluations and seconds, stay."""
+    """Repeat a finished step; its journals, with evaluations and seconds, are kept."""
     clock, file = Clock(), recorded_files(folder.path / "rollouts")[step]
     learn_from(session, session.learner.credit(recorded(session, step, file), clock), clock)
     line = next(each for each in folder.metrics() if each["step"] == step)
@@ -57,7 +57,7 @@ def learn_from(session: Session, credited: CreditedStep, clock: Clock) -> None:
 
 
 def recorded(session: Session, step: int, file: Path) -> CollectedStep:
-    """The step of a file.  Raises RunError where it is another, or where the task has other prompts by now."""
+    """The step of a file.  Raises RunError if it is another step, or if the task now has other prompts."""
     found = read_step(file)
     if found.step != step:
         raise RunError(f"{file}: holds step {found.step}, where step {step} is expected.  Restore the file.")
@@ -66,12 +66,12 @@ def recorded(session: Session, step: int, file: Path) -> CollectedStep:
     may_add = session.environment.replies
 
     def prompted(group: Group) -> Group:
-        """With all that the task knows of the prompt, which a teacher and spans of the prefill need."""
+        """The group with the task's full prompt, which a teacher and spans of the prefill need."""
         prompt = prompts[group.draw]
         same = may_add or prompt.tokens == group.prompt.tokens  # `reset` may have added to the prompt
         if prompt.id != group.prompt.id or not same:
             here = f"draw {group.draw} is of prompt {group.prompt.id}, {group.prompt.text!r:.80}"
-            raise RunError(f"{file}: {here}, and the task draws {prompt.text!r:.80}.  Restore the rows of the run.")
+            raise RunError(f"{file}: {here}, but the task draws {prompt.text!r:.80}.  Restore the rows of the run.")
         return replace(group, prompt=replace(prompt, text=group.prompt.text, tokens=group.prompt.tokens))
 
     def groups_of(part: RecordedGroups) -> list[Group]:
@@ -86,9 +86,9 @@ class Replayed:
     """How the weights of a replayed run compare with its checkpoints."""
 
     num_steps: int
-    """Steps that were trained on again."""
+    """Number of repeated steps."""
     differences: Mapping[int, Sequence[str]]
-    """By the step of each checkpoint; nothing where all is equal to the bit."""
+    """Differences by the step of each checkpoint; empty if all bits are equal."""
 
     @property
     def equal(self) -> bool:
@@ -98,18 +98,19 @@ class Replayed:
 def replay(
     config: Config, caller: CallerObjects = NO_CALLER, *, show: Callable[[str], object] = lambda line: None
 ) -> Replayed:
-    """Train a run's weights again from the rollouts in `config.run.folder`, and compare them with every checkpoint.
+    """Repeat a run's training from the rollouts in `config.run.folder`, and compare the weights with every checkpoint.
 
-    Nothing in the folder is changed, and neither servers nor environments are needed.  Objects that the run
-    was started with in Python are given again.  `show` receives a line for each checkpoint.  Raises UserError where
-    there is nothing to replay.
+    The folder does not change, and servers and environments are not needed.  Pass the same objects as when the run was
+    started in Python.  `show` receives a line for each checkpoint.  Raises UserError if there is nothing to replay.
     """
     require_training_by_reward(config)
     folder = Path(config.run.folder)
     files, saved = recorded_files(folder / "rollouts"), saved_steps(folder / "checkpoints")
     last = max((step for step in saved if step <= len(files)), default=0)
     if not last or list(files)[:last] != list(range(1, last + 1)):
-        raise UserError(f"{folder}: its folder `rollouts` lacks steps up to a checkpoint.  Replay a whole run.")
+        raise UserError(
+            f"{folder}: steps before a checkpoint are missing in its folder `rollouts`.  Replay a complete run."
+        )
     require_one_rank(folder, [path for step, path in saved.items() if step <= last])
     differences: dict[int, Sequence[str]] = {}
     with open_session(config, caller, samples=False) as session:
@@ -124,7 +125,7 @@ def replay(
         def compare(step: int) -> None:
             if step in kept:
                 differences[step] = found = tensor_differences(session, kept[step])
-                show(f"step {step}: " + ("; ".join(found) or "equal to the bit"))
+                show(f"step {step}: " + ("; ".join(found) or "equal in every bit"))
 
         for step in range(1, last + 1):
             credited = learner.credit(recorded(session, step, files[step]), clock)
@@ -136,7 +137,7 @@ def replay(
 
 
 def require_one_rank(folder: Path, checkpoints: Iterable[Path]) -> None:
-    """Refuse a run of several ranks: this process sums gradients in another order."""
+    """Reject a run of several ranks: this process sums gradients in another order."""
     for path in checkpoints:
         ranks: object = 1
         with suppress(DamageError):  # which is an error when it is read
@@ -149,7 +150,7 @@ def require_one_rank(folder: Path, checkpoints: Iterable[Path]) -> None:
 
 
 def tensor_differences(session: Session, saved: Checkpoint) -> list[str]:
-    """What of the checkpoint's tensors differs from those of the session, file by file."""
+    """How the checkpoint's tensors differ from the session's, file by file."""
     lines = []
     for name, now in session.trained.tensors().items():
         wrong = differing(now, saved.tensors.get(name, {}))
@@ -160,7 +161,7 @@ def tensor_differences(session: Session, saved: Checkpoint) -> list[str]:
 
 
 def differing(now: Tensors, saved: Tensors) -> list[str]:
-    """Names of tensors that are not equal in every bit."""
+    """Names of tensors that differ in any bit."""
     return [
         name
         for name in sorted(now.keys() | saved.keys())
@@ -169,5 +170,5 @@ def differing(now: Tensors, saved: Tensors) -> list[str]:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes: NaN equals itself, and 0 is not -0."""
+    """A tensor's bytes: NaN equals itself, and 0 is not -0."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""The parts of an RL run, made from its config and from objects of a caller."""
+"""The parts of an RL run, made from its config and from a caller's objects."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import ExitStack, nullcontext
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 
 Tools = Sequence[str | Callable[..., Any]]
 Reward = Callable[..., object] | RewardFunction
-"""A function, or a `reward_function` of one, with a name and a weight."""
+"""A function, or a `reward_function` with a name and a weight."""
 Rewards = Reward | str | Sequence[Reward | str]
-"""A text is a reward as a flag names it: of this package, FILE.py:FUNCTION, or the folder of a reward model."""
+"""A text names a reward as in a flag: one of this package, FILE.py:FUNCTION, or the folder of a reward model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,22 +72,22 @@ class CallerObjects:
     engine: Engine | None = None
     algorithm: Algorithm | None = None
     rewards: Rewards = ()
-    """Rewards before those of the config."""
+    """Rewards that come before those of the config."""
     functions: tuple[RewardFunction, ...] = field(init=False, default=())
-    """These, loaded where a text names one, each with a name and settings."""
+    """These rewards, loaded if a text names them, each with a name and settings."""
     rows: Rows | None = None
-    """Replace a dataset's file."""
+    """Rows that replace a dataset's file."""
     held_out_rows: Rows | None = None
-    """Evaluated on, in place of a share of the rows."""
+    """Rows for evaluation, instead of a share of the rows."""
     optimizer: OwnOptimizer | None = None
     environment: "Own | MethodTools" = None
-    """A class or a factory, called once for each completion, or Environments."""
+    """A class or a factory, called once per completion, or Environments."""
     tools: Tools = ()
-    """Functions that the policy may call, in place of the config's."""
+    """Functions that the policy may call, instead of the config's."""
 
     def __post_init__(self) -> None:
         for name, kind, kind_name, remedy in (
-            ("policy", Policy, "a Policy", "Make one of a model and its tokenizer with posttrain.as_policy"),
+            ("policy", Policy, "a Policy", "Make one from a model and its tokenizer with posttrain.as_policy"),
             ("algorithm", Algorithm, "an Algorithm", "Give an object, such as posttrain.algorithms.table.grpo()"),
         ):
             value = getattr(self, name)
@@ -108,11 +108,11 @@ class CallerObjects:
 
 
 NO_CALLER = CallerObjects()
-"""Of a command, which has everything in the config."""
+"""The objects of a command: none, since everything is in the config."""
 
 
 def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
-    """The inputs of a run by reward: the caller's objects, and the files that none of them replaces."""
+    """The inputs of an RL run: the caller's objects, and the files that they do not replace."""
     # A checkpoint does not hold the reference of a KL, unless that is refreshed.
     is_kept = own.policy is None or config.reference.refresh_every > 0
     weighed = not is_kept and (own.algorithm or build_algorithm(config.algorithm)).uses_reference
@@ -147,7 +147,7 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """The parts of an RL run; open until closed."""
+    """The parts of an RL run; open until `close`."""
 
     config: Config
     caller: CallerObjects
@@ -160,7 +160,7 @@ class Session:
     resources: Resources
     """Processes and caches of the rewards."""
     threads: ThreadClaim
-    """The number of threads that the session needs, if it needs one."""
+    """The claimed number of threads, if the session needs one."""
     collector: Collector
     learner: Learner
     trained: Trained[RunState]
@@ -168,9 +168,9 @@ class Session:
     behaviours: BehaviourReader
     environment: RunEnvironment
     opened: ExitStack
-    """What is closed with the session: threads of replies, sandboxes of tools."""
+    """Resources to close with the session: reply threads, tool sandboxes."""
     longest_prompt_tokens: int = 0
-    """Of all known prompts; set by `require_prompts_and_rows`."""
+    """The longest of all known prompts; set by `require_prompts_and_rows`."""
     held_out: Questions | None = None
     """Made on first use."""
     replies: ReplyFile | None = None
@@ -184,9 +184,9 @@ class Session:
                 last.callback(close)  # the last one first
 
     def load_weights(self, version: int | None = None, *, transfer: Path | None = None) -> None:
-        """Give the engine the current weights, of `version` updates.  Raises RunError if it keeps others.
+        """Give the engine the current weights, after `version` updates.  Raises RunError if it keeps other weights.
 
-        From now on it writes files of weights to the folder `transfer`, if it writes any.
+        From now on, an engine that writes files of weights writes them to the folder `transfer`.
         """
         if transfer is not None and isinstance(self.engine, EngineElsewhere):
             self.engine.transfer_in(transfer)
@@ -194,9 +194,9 @@ class Session:
         load_checked(self.engine, self.learner.weights(), self.learner.num_updates if version is None else version)
 
     def questions(self) -> Questions:
-        """The held-out problems, judged by the task's own measure if it has one, else by the first reward.
+        """The held-out problems, judged by the task's measure if it has one, else by the first reward.
 
-        If training does not use the task's measure, no reward is computed for them.
+        If training does not use the task's measure, rewards are not computed for them.
         """
         if self.held_out is None:
             functions, probes = task_rewards(self.task) or self.rewards, task_probes(self.task)
@@ -218,7 +218,7 @@ class Session:
         return self.held_out
 
     def keep_replies(self, file: ReplyFile) -> None:
-        """Write replies that are not reproducible to a run's folder; a resumed step reads them."""
+        """Write replies that are not reproducible to a run's folder, where a resumed step reads them."""
         if self.environment.workers is not None:
             self.environment.workers.journal = self.replies = file
 
@@ -233,7 +233,7 @@ class Session:
         )
 
     def require_prompts_and_rows(self) -> None:
-        """Refuse prompts that leave no room for a completion, and rows that no reward can score."""
+        """Reject prompts that leave no room for a completion, and rows that no reward can score."""
         prompts = [*longest_prompts(self.task), *self.questions().prompts]
         for prompt in prompts:
             require_room_for(prompt, self.engine)
@@ -249,9 +249,9 @@ def open_session(
     samples: bool = True,
     ranks: RankGroup = ONE_RANK,
 ) -> Session:
-    """Load the model and make everything else that the caller does not bring; `inference` trains nothing.
+    """Load the model and make everything that the caller does not provide; `inference` trains nothing.
 
-    With `samples` false its rollouts are known: no server is connected to, and no environment is made.
+    With `samples` false, rollouts are already known, so servers are not contacted and environments are not made.
     """
     require_training_by_reward(config)
     config = resolved_config(config, adapter=None if caller.policy is None else trains_adapter(caller.policy.model))
@@ -316,10 +316,10 @@ def collector_settings(config: Config, algorithm: Algorithm, task: Task) -> Coll
 
 
 def require_training_by_reward(config: object) -> None:
-    """Refuse a config of another kind, as `load_recipe` makes of recipes for other commands."""
+    """Reject a config of another kind, which `load_recipe` returns for recipes of other commands."""
     if not isinstance(config, Config):
         kind = type(config).__name__
-        raise UserError(f"config: a {kind} is given, and a Config is needed, such as load_recipe() makes.")
+        raise UserError(f"config: a {kind} is given, but a Config is required.  Make one with load_recipe().")
 
 
 def trained_by_reward(learner: Learner) -> Trained[RunState]:
@@ -367,8 +367,8 @@ def engine_of(
 ) -> tuple[Engine, Policy]:
     """The engine that samples: the caller's, the recipe's or ours; and the policy that agrees with it.
 
-    `longest` is the most tokens of a prompt with its completion.  With several ranks each samples a share.  Where
-    nothing is sampled, ours stands in for an engine elsewhere, and the policy is the same as with that engine.
+    `longest` is the maximum number of tokens of a prompt with its completion.  With several ranks, each samples a
+    share.  If nothing is sampled, our engine replaces one elsewhere; the policy is the same as with that engine.
     """
     if isinstance(config.engine, InProcessOptions) and config.engine.native:
         policy = replace(policy, native_reason=None)
@@ -391,8 +391,8 @@ def engine_of(
         return cast(Engine, tried), tried.policy
     if isinstance(config, Config) and config.rollout.max_staleness:
         raise UserError(
-            f"rollout.max_staleness = {config.rollout.max_staleness}: {policy.ranks.size} ranks sample and train by"
-            " turns.  Set it to 0, or sample on servers (engine.name = http)."
+            f"rollout.max_staleness = {config.rollout.max_staleness}: {policy.ranks.size} ranks take turns at sampling"
+            " and training.  Set it to 0, or sample on servers (engine.name = http)."
         )
     from posttrain.generation.rank_sampling import RankEngine, RankShare
 

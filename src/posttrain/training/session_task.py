@@ -30,14 +30,14 @@ def task_of(
     held_out_rows: Rows | None,
     context: int,
 ) -> Task:
-    """The caller's task, or that of the config; long prompts that are skipped or cut leave room for a completion.
+    """The caller's task, or the config's; long prompts are skipped or cut to leave room for a completion.
 
     The rows replace those of the config, and `context` is the model's.
     """
     if given is not None:
         for name, each in (("rows", rows), ("held_out_rows", held_out_rows)):
             if each is not None:
-                raise UserError(f"{name}: a task is given as well, which makes its own prompts.  Give one of them.")
+                raise UserError(f"{name}: a task, which makes its own prompts, is given as well.  Leave one out.")
         return require_task(given, "task")
     room = min(context, config.update.tokens_per_microbatch)
     return load_task(
@@ -51,12 +51,12 @@ def task_of(
 
 
 def task_with_room(config: SampledSections, option: str, most: int, room: int) -> TaskOptions | Mapping[str, object]:
-    """The task's options; if long prompts are left out or cut, with the length that leaves `room` for an answer."""
+    """The task's options; if long prompts are skipped or cut, with a maximum length that leaves room for an answer."""
     task = config.task
     if not isinstance(task, DatasetOptions) or task.over_long == "error" or task.max_prompt_tokens is not None:
         return task
     if room <= most:
-        rule = f"{option} = {most} leaves no prompt any room in {room} tokens, the model's context or a micro-batch"
+        rule = f"{option} = {most} leaves no room for a prompt in {room} tokens, the model's context or a micro-batch"
         raise UserError(f"task.over_long = {task.over_long}: {rule}.  Lower it, or set task.max_prompt_tokens.")
     return replace(task, max_prompt_tokens=room - most)
 
@@ -64,12 +64,12 @@ def task_with_room(config: SampledSections, option: str, most: int, room: int) -
 def rewards_of(
     config: SampledSections, given: Sequence[RewardFunction], task: Task, policy: Policy, *, replies_pay: bool = False
 ) -> tuple[RewardFunction, ...]:
-    """The caller's functions and those of the config, else the task's; with `replies_pay`, the environment's last."""
+    """The caller's functions and the config's, else the task's; with `replies_pay`, then the environment's rewards."""
     rewards = (*given, *(load_reward(item) for item in config.rewards)) or task_rewards(task)
     if not rewards and not replies_pay:
         remedy = "Name one under `rewards`, such as my_rewards.py:solved, or in Python give rewards=[solved]."
         judged = "  Or set judge.name = llm or person." if isinstance(config, CollectConfig) else ""
-        raise UserError(f"rewards: the task has none of its own, and none is given.  {remedy}{judged}")
+        raise UserError(f"rewards: none are given, and the task does not have its own.  {remedy}{judged}")
     require_use_for_cache(rewards, config.grading)
     for function in rewards:
         require_enforceable(function, config.grading)
@@ -86,7 +86,7 @@ def without_environment(rewards: Sequence[RewardFunction]) -> tuple[RewardFuncti
 
 
 def require_sound_rows(task: Task, rewards: Sequence[RewardFunction], resources: Resources) -> None:
-    """Refuse rows that no reward applies to, or that a reward's check rejects."""
+    """Reject rows that no reward applies to, or that a reward's check rejects."""
     if not (rows := task.rows_to_reward()):
         return
     require_rewarded_rows(rows, rewards)

@@ -1,4 +1,4 @@
-"""Whether a run may collect ahead of its updates (`rollout.max_staleness`), and the collector that does."""
+"""Whether a run can collect ahead of its updates (`rollout.max_staleness`), and the collector that does so."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -16,17 +16,17 @@ from posttrain.training.session import Session
 
 
 def require_ahead(session: Session) -> None:
-    """Refuse to collect ahead where the loss does not read the log-probs of what sampled."""
+    """Reject collecting ahead if the loss does not read the sampler's log-probs."""
     where, name = f"rollout.max_staleness = {session.config.rollout.max_staleness}", session.algorithm.name
     if not reads_behaviour(session.algorithm):
         raise UserError(
-            f"{where}: algorithm {name} has no ratio to the weights that sampled, so it would train as if they were the"
-            " present ones.  Set algorithm.correction, such as {level: token}, or max_staleness: 0."
+            f"{where}: algorithm {name} does not use a ratio to the sampling policy, so it would treat old samples as"
+            " new ones.  Set algorithm.correction, such as {level: token}, or max_staleness: 0."
         )
 
 
 def collecting(session: Session) -> AbstractContextManager[object]:
-    """The collector at work: ahead of the updates where `rollout.max_staleness` allows it."""
+    """The active collector, which works ahead of the updates if `rollout.max_staleness` allows it."""
     if not session.config.rollout.max_staleness:
         return nullcontext()
     from posttrain.training.ahead import CollectorAhead
@@ -37,7 +37,7 @@ def collecting(session: Session) -> AbstractContextManager[object]:
 
 
 def reads_behaviour(algorithm: Algorithm) -> bool:
-    """Whether the loss changes with log μ, tried on the tokens of two completions at the start of an update."""
+    """Whether the loss changes with log μ, tested on the tokens of two completions at the start of an update."""
     generator = torch.Generator().manual_seed(0)
 
     def column() -> Float64[Tensor, " token"]:

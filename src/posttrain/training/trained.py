@@ -1,4 +1,4 @@
-"""What a run trains and keeps between steps: weights, optimiser and counters, as checkpoints save and restore them."""
+"""What a run trains and keeps between steps: weights, optimiser and counters, as saved in checkpoints."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,9 +21,9 @@ class Counters:
 
     step: int = 0
     num_tokens: int = 0
-    """Tokens that the policy read, prompts included."""
+    """Number of tokens that the policy read, prompts included."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Wall time by stage, resumed parts included."""
+    """Wall time by stage, including parts before a resume."""
     before: dict[str, object] = field(default_factory=dict)
     """Held-out results before training, as summary.json has them."""
 
@@ -43,12 +43,12 @@ class RunState(Counters):
     num_updates: int = 0
     completion_tokens: int = 0
     sampled_tokens: int = 0
-    """Completion tokens sampled in training, including groups that dynamic sampling replaced."""
+    """Number of completion tokens sampled in training, including groups that dynamic sampling replaced."""
     trained_tokens: int = 0
     best_accuracy: float | None = None
     evaluations_since_best: int = 0
     transcripts: list[list[str]] = field(default_factory=list)
-    """[prompt, completion before training] of the problems that the end shows side by side."""
+    """[prompt, completion before training] of the problems shown side by side at the end."""
     recipe: str = ""
     """File or name of the recipe that the run was started with, if known."""
 
@@ -64,9 +64,9 @@ class FitState(Counters):
     """Counters of a run on rows or pairs."""
 
     cursor: ClassVar[str]
-    """The counter of learned rows or pairs: where the next batch begins."""
+    """The number of learned rows or pairs, where the next batch begins."""
     after: dict[str, object] = field(default_factory=dict)
-    """Held-out results when last measured."""
+    """The latest held-out results."""
 
     @property
     def first(self) -> int:
@@ -82,14 +82,14 @@ class FitState(Counters):
 
 
 class SavedPart(Protocol):
-    """State of a run apart from modules, optimiser and counters; what is not a tensor is JSON."""
+    """State of a run other than modules, optimiser and counters: tensors, and the rest as JSON."""
 
     def tensors(self) -> Mapping[str, tensor_state.Tensors]: ...
 
     def state(self) -> Mapping[str, object]: ...
 
     def restore(self, saved: Checkpoint) -> None:
-        """From a checkpoint, after the counters."""
+        """Restore from a checkpoint, after the counters."""
 
 
 State = TypeVar("State", bound=Counters, covariant=True)
@@ -128,7 +128,7 @@ class Trained(Generic[State]):
 
     @cached_property
     def frozen(self) -> Mapping[str, object]:
-        """A digest of the frozen weights, which checkpoints leave out."""
+        """A digest of the frozen weights, which checkpoints do not contain."""
         return tensor_state.frozen_state(self.policy.model, self.policy.model.name_or_path or "a model object")
 
     def tensors(self) -> Mapping[str, tensor_state.Tensors]:

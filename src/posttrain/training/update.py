@@ -1,4 +1,4 @@
-"""One optimiser step on a batch, a micro-batch at a time, for any algorithm."""
+"""One optimiser step on a batch, one micro-batch at a time, for any algorithm."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -36,27 +36,27 @@ REMEDY = "No step was taken.  Start again with a lower update.learning_rate."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What an update minimises, apart from its batch."""
+    """What an update minimises, except its batch."""
 
     algorithm: Algorithm
     temperature: float
-    """The one that sampled: log-probs are taken at it."""
+    """The sampling temperature, at which log-probs are computed."""
     reference: Reference | None = None
     """For the full KL; other terms read its log-probs in the batch."""
     teacher: Teacher | None = None
     """For the full KL to it."""
     measure_entropy: bool = False
-    """Report the policy's entropy; costs a pass over the output layer."""
+    """Report the policy's entropy, at the cost of a pass over the output layer."""
     keep_tokens: bool = False
-    """Report what is computed for each token."""
+    """Report the numbers computed per token."""
     critic: Critic | None = None
     """Computes values for the terms that need them."""
     largest_kl: float | None = None
-    """Nats per token from the sampling policy beyond which the step is skipped; None takes every step."""
+    """KL to the sampling policy, in nats per token, above which the step is skipped; None: never skipped."""
     check_terms: LocalityCheck | None = None
-    """Refuses terms whose gradient depends on the split into micro-batches; None trusts them."""
+    """Rejects terms whose gradient depends on the split into micro-batches; None: not checked."""
     policy_frozen: bool = False
-    """Whether only the critic learns, without a gradient of the policy."""
+    """Whether only the critic learns, and the policy gets no gradient."""
 
     @property
     def owner(self) -> str:
@@ -66,7 +66,7 @@ class Objective:
 
 @dataclass(slots=True)
 class Observations:
-    """Numbers of the update's tokens, micro-batch by micro-batch, from which its report is made."""
+    """Numbers of the update's tokens, micro-batch by micro-batch, for its report."""
 
     logprobs: list[Tensor] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -104,7 +104,7 @@ def update(
     options: UpdateOptions,
     rate: float,
 ) -> UpdateReport:
-    """Take one optimiser step; micro-batches bound memory and never change the gradient.
+    """Take one optimiser step; micro-batches limit memory and never change the gradient.
 
         loss = Σ_t w_t Σ_k c_k L_k(t)      w: the batch's token weights; k: the algorithm's terms
 
@@ -148,14 +148,14 @@ def update(
 
 
 def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Observations) -> Float[Tensor, ""]:
-    """The micro-batch's share of the update's loss, for `backward` alone; see `gradients_in_place`."""
+    """The micro-batch's share of the update's loss, only for `backward`; see `gradients_in_place`."""
     return torch.stack(list(micro_losses(policy, micro, objective, observed))).sum()
 
 
 def micro_losses(policy: Policy, micro: Batch, objective: Objective, observed: Observations) -> Iterator[Tensor]:
-    """The same in parts, one for each trunk; differentiate each before taking the next.
+    """The same in parts, one per trunk; differentiate each part before taking the next.
 
-    A critic with a separate trunk comes last, when the policy's graph is freed.
+    A critic with a separate trunk comes last, after the policy's graph is freed.
     """
     terms, critic = objective.algorithm.terms, objective.critic
     apart = [term for term in terms if Need.VALUES in term.needs] if critic is not None and critic.own_trunk else []
@@ -232,7 +232,7 @@ def token_view(
 
 
 def observe(observed: Observations, view: TokenView, terms: Sequence[LossTerm], owner: str) -> None:
-    """Keep the numbers of which metrics are made."""
+    """Keep the numbers for metrics."""
     detached = replace(view, logprobs=view.logprobs.detach())
     observed.logprobs.append(detached.logprobs.double().cpu())
     if "entropies" in view.known:
@@ -269,7 +269,7 @@ def distributions(other: Reference | Teacher | None, micro: Batch) -> NextTokens
 
 
 def token_totals(micro_batches: Sequence[Batch], observed: Observations) -> dict[str, Any]:
-    """Sums and extremes over all tokens of the update, in the order that the micro-batches saw them."""
+    """Sums and extremes over all tokens of the update, in the order of the micro-batches."""
     logprobs = torch.cat(observed.logprobs)
     behaviour = torch.cat([micro.columns.behaviour_logprobs for micro in micro_batches])
     advantages = torch.cat([micro.columns.advantages for micro in micro_batches])
@@ -311,7 +311,7 @@ def token_totals(micro_batches: Sequence[Batch], observed: Observations) -> dict
 
 
 def effective_sample_size(log_ratios: Float64[Tensor, " token"]) -> float:
-    """The share of samples of π that weighted samples of μ are worth, from 1/n to 1 (equal weights).
+    """The effective share of weighted samples: how many samples of π they are worth, from 1/n to 1 (equal weights).
 
     (Σ w)² / (n Σ w²),   w = exp(log π - log μ)      Kong 1992
     """
@@ -349,7 +349,7 @@ def group_logprobs(
     max_tokens: int,
     teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None,
 ) -> Float64[Tensor, " token"]:
-    """log π of every sampled token of the groups in order, in nats; behind `teacher_prompts` if they are given."""
+    """log π of every sampled token of the groups in order, in nats; after `teacher_prompts` if they are given."""
 
     native = native_decoder(policy)
 

@@ -14,10 +14,10 @@
     /api/run/R/held-out                  HeldOutPage
     /api/run/R/behaviours                BehaviourPage
 
-R is a run's number in the list.  S is `rollouts` or `evaluations`, N a step.  D is a group and J a rollout in it, as
-the fields `group` and `rollout` of a row name them: numbers for rollouts, and texts such as `after-12` and `greedy-0`
-for evaluations, of which one step can have several.  `at` of a row is "S/N/D/J".  Whatever cannot be read is one line
-in `faults`.  Those of rollouts are in rollout_answers.py, those of problems in problem_answers.py.
+R is a run's number in the list.  S is `rollouts` or `evaluations`, N a step.  D is a group and J a rollout in it, as in
+the fields `group` and `rollout` of a row: numbers for rollouts, and texts such as `after-12` and `greedy-0` for
+evaluations, since one step can have several.  `at` of a row is "S/N/D/J".  Each unreadable file is one line in
+`faults`.  Types for rollouts are in rollout_answers.py, for problems in problem_answers.py.
 """
 
 from typing import Literal, TypedDict
@@ -38,11 +38,11 @@ class RunEntry(TypedDict):
     state: State
     last_step: int
     num_steps: int | None
-    """Steps of the recipe; None where it has none."""
+    """Number of steps in the recipe; None if it does not have one."""
     reward: Number
-    """Of the last step."""
+    """Mean reward of the last step."""
     accuracy: Number
-    """The main held-out result, last measured."""
+    """The latest main held-out result."""
     measure: str
     """What `accuracy` is: accuracy_sampled, score, reward, loss, or empty."""
     changed: float
@@ -51,13 +51,13 @@ class RunEntry(TypedDict):
 
 
 class RunList(TypedDict):
-    """All runs that are open."""
+    """All open runs."""
 
     runs: list[RunEntry]
     compares: bool
-    """Whether several folders were named, to be compared."""
+    """Whether several folders were named, for a comparison."""
     live: bool
-    """Whether the page follows runs that go on."""
+    """Whether the page follows active runs."""
     below: str
     """The folder below which runs were found; empty where they were named."""
     faults: list[str]
@@ -65,7 +65,7 @@ class RunList(TypedDict):
 
 
 class RunVersion(TypedDict):
-    """Changes when any file of the run has grown."""
+    """Changes when a file of the run has grown."""
 
     version: str
     state: State
@@ -79,7 +79,7 @@ class Line(TypedDict):
     steps: list[int]
     values: list[Number]
     low: list[Number]
-    """Lower ends of 95% intervals; empty without them, as `high`."""
+    """Lower ends of 95% intervals; empty without intervals, like `high`."""
     high: list[Number]
     axis: Literal["left", "right"]
 
@@ -95,7 +95,7 @@ class Curves(TypedDict):
 
 
 class Stack(TypedDict):
-    """Shares or seconds that are stacked: `values` has a list by step for each name."""
+    """Stacked shares or seconds: `values` has a list by step for each name."""
 
     steps: list[int]
     names: list[str]
@@ -140,11 +140,11 @@ class Measure(TypedDict):
     after_high: Number
     unit: str
     resting_on: str
-    """What the numbers are means of, such as `512 problems × 8`."""
+    """What the numbers are averaged over, such as `512 problems × 8`."""
 
 
 class KindPage(TypedDict):
-    """A further page of a run: its address below /api/run/R and its title."""
+    """Another page of a run: its address below /api/run/R and its title."""
 
     path: str
     title: str
@@ -162,7 +162,7 @@ class Overview(TypedDict):
     num_steps: int | None
     faults: list[str]
     lacks: list[str]
-    """What the folder of an older, unfinished or other run does not have."""
+    """What is missing in the folder of an older, unfinished or other run."""
     recipe: str
     algorithm: str
     task: str

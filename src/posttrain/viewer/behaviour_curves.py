@@ -20,21 +20,21 @@ from posttrain.viewer.problem_answers import BehaviourEntry, BehaviourPage, Beha
 from posttrain.viewer.step_files import StepFile
 
 READ_SECONDS = 0.5
-"""How long an answer reads files before it says how far it is."""
+"""Seconds that an answer reads files before it reports its progress."""
 EXAMPLES = 3
 COLUMNS = ("draw", "sample", "completion", "columns")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadStep:
-    """What was read of a step's file, until the file changes."""
+    """The content of a step's file, cached until the file changes."""
 
     file: StepFile
     points: Mapping[str, BehaviourPoint]
 
 
 class BehaviourCurves:
-    """Behaviours of one run.  The patterns of its recipe are not used: they may come from elsewhere, and be slow."""
+    """Behaviours of one run.  The recipe's own patterns are not used: they may be someone else's, and slow."""
 
     def __init__(self, run: OpenedRun) -> None:
         self.run = run
@@ -45,7 +45,7 @@ class BehaviourCurves:
         return SignReader(TABLE)
 
     def page(self) -> BehaviourPage:
-        """The curves as far as files were read; behaviours that no completion shows are left out once all were."""
+        """The curves for the files read so far; when all are read, behaviours that no completion shows are left out."""
         faults: list[str] = []
         end, read = monotonic() + READ_SECONDS, 0
         steps = self.run.rollouts.steps()
@@ -89,7 +89,7 @@ def step_points(reader: SignReader, step: int, rows: Sequence[Mapping[str, Any]]
 
 
 def columns_of(row: Mapping[str, Any]) -> Mapping[str, object]:
-    """The dataset's columns, without those of a Countdown problem that are not one."""
+    """The dataset's columns, without columns that are not a valid Countdown problem."""
     try:
         found = json.loads(row.get("columns") or "{}")
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Files of a run's folder, read as they are: half written, damaged, of an older version, or not there.
+"""Reads the files of a run's folder in any state: half written, damaged, of an older version, or missing.
 
 A file that cannot be read raises Unreadable with one line for the page.  What was read is kept until the file changes.
 """
@@ -19,7 +19,7 @@ MOST_BYTES = 64 << 20
 
 Content = TypeVar("Content")
 Stamp = tuple[int, int, int]
-"""Size, time of the last change and inode: changes with every file that is written or replaced."""
+"""Size, modification time and inode: changes whenever the file is written or replaced."""
 
 
 class Unreadable(Exception):
@@ -30,7 +30,7 @@ class Unreadable(Exception):
 
 
 def content_or(missing: Content, read: Callable[[], Content], faults: list[str]) -> Content:
-    """What can be read, else `missing` and a fault, noted once."""
+    """The content, or else `missing` and a fault, which is noted once."""
     try:
         return read()
     except Unreadable as fault:
@@ -41,7 +41,7 @@ def content_or(missing: Content, read: Callable[[], Content], faults: list[str])
 
 @contextmanager
 def noting(faults: list[str]) -> Iterator[None]:
-    """Note what cannot be read, once, and go on behind the block."""
+    """Note an unreadable file once, and continue after the block."""
     try:
         yield
     except Unreadable as fault:
@@ -50,7 +50,7 @@ def noting(faults: list[str]) -> Iterator[None]:
 
 
 def stamp(path: Path) -> Stamp | None:
-    """None for what is not a file, such as a pipe, which would be waited for."""
+    """None if it is not a regular file; reading a pipe, for example, would wait."""
     try:
         found = path.stat()
     except OSError:
@@ -66,14 +66,14 @@ def open_file(path: Path) -> BinaryIO:
 
 
 class WholeFile(Generic[Content]):
-    """A small file, such as summary.json, and what it says."""
+    """A small file, such as summary.json, and its content."""
 
     def __init__(self, path: Path, read: Callable[[bytes], Content], missing: Content) -> None:
         self.path, self.read, self.missing = path, read, missing
         self._known: tuple[Stamp, Content | Unreadable] | None = None
 
     def content(self) -> Content:
-        """What the file says, or `missing`.  Raises Unreadable for a damaged one."""
+        """The content of the file, or `missing`.  Raises Unreadable for a damaged file."""
         now = stamp(self.path)
         if now is None:
             return self.missing
@@ -102,7 +102,7 @@ def json_object(content: bytes) -> dict[str, object]:
 
 
 def number(value: object) -> float | int | None:
-    """A number that JSON has; None for anything else."""
+    """A number that JSON supports; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -112,7 +112,7 @@ def number(value: object) -> float | int | None:
 
 
 def json_value(value: object) -> object:
-    """A value as JSON can hold it: null for what is not finite, and the text of what JSON does not know."""
+    """A value for JSON: null if it is not finite, and text if JSON does not support it."""
     match value:
         case dict():
             return {str(name): json_value(item) for name, item in value.items()}
@@ -124,5 +124,5 @@ def json_value(value: object) -> object:
 
 
 def mapping(value: object) -> Mapping[str, object]:
-    """The value if it is a JSON object, else an empty one: what another program wrote may be anything."""
+    """The value if it is a JSON object, else an empty one: other programs may have written anything."""
     return value if isinstance(value, dict) else {}

@@ -171,10 +171,10 @@ def evaluation_entry(run: OpenedRun, results: HeldOutResults) -> HeldOutEvaluati
 
 
 def difference(name_a: str, a: HeldOutResults, name_b: str, b: HeldOutResults) -> tuple[float | None, str]:
-    """The p-value of the difference of two evaluations on the problems that both have, and a sentence."""
+    """The p-value of the difference of two evaluations on their common problems, and a sentence."""
     both = [name for name in a.problems if name in b.problems]
     if not both:
-        return None, "No problem was asked in both."
+        return None, "The two runs have no common problems."
     rights_a, rights_b = ([each.problems[name].right for name in both] for each in (a, b))
     means = [sum(right / count for right, count in rights) / len(both) for rights in (rights_a, rights_b)]
     p_value = sign_flip_p_value(rights_a, rights_b)
@@ -184,7 +184,7 @@ def difference(name_a: str, a: HeldOutResults, name_b: str, b: HeldOutResults) -
 
 
 def p_text(p_value: float) -> str:
-    """What a p-value says, in words."""
+    """A p-value in words."""
     shown = "p < 0.0001" if p_value < 0.0001 else f"p = {p_value:.2g}"
     cases = "fewer than 0.01%" if p_value < 0.0001 else f"{100 * p_value:.2g}%" if p_value < 0.995 else "nearly all"
     return f"Exact paired sign-flip test: {shown}; chance alone gives a difference this large in {cases} of cases"
@@ -196,7 +196,10 @@ def compared_runs(a: OpenedRun, b: OpenedRun, places: tuple[int, int]) -> Compar
     (results_a, prompts), (results_b, more) = results_of(a, faults), results_of(b, faults)
     last_a, last_b = (full(each, "after") or (each[-1] if each else None) for each in (results_a, results_b))
     problems: list[ComparedProblem] = []
-    p_value, says = None, "A run has no evaluation with completions, so problems cannot be compared."
+    p_value, says = (
+        None,
+        "One of the runs does not have an evaluation with completions, so problems cannot be compared.",
+    )
     if last_a is not None and last_b is not None:
         p_value, says = difference(f"in {a.name}", last_a, f"in {b.name}", last_b)
         texts = more | prompts

@@ -24,7 +24,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel, drawn if a run has one of its metrics.  Of `instead` metrics only the first that exists is drawn."""
+    """A panel, drawn if a run has one of its metrics.  Of its `instead` metrics, only the first existing one counts."""
 
     name: str
     unit: str
@@ -97,7 +97,7 @@ PANELS = (
     Panel("Largest gradient", "of the objective", (Drawn("largest_gradient", "largest gradient"),)),
     Panel("Turns", "per completion", (Drawn("turns/mean", "mean"), Drawn("tools/call_frequency", "tool calls"))),
 )
-"""In order.  Those of rewards are left out where there is no reward, and `Loss` where there is one."""
+"""Panels in order.  Without rewards, reward panels are left out; with rewards, `Loss` is left out."""
 BY_REWARD = ("Reward", "Loss")
 
 

@@ -1,6 +1,6 @@
-"""A run's folder that is open for reading: what kind it is, whether it is still written, and its files.
+"""A run's folder opened for reading: its kind, whether it is still being written, and its files.
 
-Nothing in a folder is run: no code, template or pickle of it.
+Nothing in a folder is executed: no code, template or pickle.
 """
 
 import fcntl
@@ -31,7 +31,7 @@ WATCHED = (
     *("comparison.json", "phases.json", "rollouts", "evaluations", "token_columns", "tokenizer"),
     *("demonstrations", "preferences.jsonl", "ties.jsonl", "reward.npz"),
 )
-"""Files and folders whose change is a new version of the run."""
+"""Files and folders whose changes make a new version of the run."""
 
 
 class OpenedRun:
@@ -62,7 +62,7 @@ class OpenedRun:
         return self.rollouts if source == "rollouts" else self.evaluations
 
     def whole_file(self, name: str, read: Callable[[bytes], Content], missing: Content) -> WholeFile[Content]:
-        """A file that only some kinds of runs have, and what it says."""
+        """A file that only some kinds of runs have, and its content."""
         if name not in self._whole_files:
             self._whole_files[name] = WholeFile(self.folder / name, read, missing)
         return self._whole_files[name]
@@ -75,7 +75,7 @@ class OpenedRun:
         return found
 
     def kind(self) -> str:
-        """The command that made it.  Raises Unreadable for a recipe that is damaged."""
+        """The command that made the run.  Raises Unreadable for a damaged recipe."""
         for name, kind in MARKS.items():
             if (self.folder / name).is_file():
                 return kind
@@ -83,11 +83,11 @@ class OpenedRun:
         return COMMAND_OF[recipe_kind([RecipeLayer(where="", sections=sections)])]
 
     def section(self, name: str) -> Mapping[str, object]:
-        """A section of its recipe; empty where there is none.  Raises Unreadable."""
+        """A section of its recipe; empty if missing.  Raises Unreadable."""
         return mapping(self.recipe.content().get(name))
 
     def state(self) -> State:
-        """Whether a process is writing to it, it has ended, or it was stopped."""
+        """Whether the run is active, finished or stopped."""
         if is_written(self.folder):
             return "running"
         finished = any((self.folder / name).is_file() for name in ("summary.json", *MARKS))
@@ -100,16 +100,16 @@ class OpenedRun:
         return "-".join(f"{each[0]:x}.{each[1] % 10**12:x}" if each else "" for each in stamps)
 
     def changed(self) -> float:
-        """When a journal or the recipe changed last, in seconds since 1970; 0 where there is none."""
+        """When a journal or the recipe last changed, in seconds since 1970; 0 if there is none."""
         found = [stamp(self.folder / name) for name in WATCHED]
         return max((each[1] for each in found if each), default=0) / 1e9
 
     def supported(self) -> str | None:
-        """Why a folder of a newer format may not be read well, or None.  Raises Unreadable."""
+        """A warning about a folder of a newer format, or None.  Raises Unreadable."""
         version = self.format.content()
         if version <= VERSION:
             return None
-        return f"format: {version}, and this version of posttrain reads up to {VERSION}; update posttrain"
+        return f"format: {version}, but this version of posttrain reads up to {VERSION}.  Update posttrain"
 
 
 def recipe_sections(content: bytes) -> dict[str, object]:

@@ -6,19 +6,19 @@ from math import lcm
 import numpy as np
 
 MOST_CELLS = 200_000_000
-"""Products that the exact distribution may take."""
+"""Maximum number of products for the exact distribution."""
 Right = tuple[int, int]
-"""Right answers to a problem, out of so many."""
+"""Number of correct answers to a problem, and number of answers."""
 
 
 def sign_flip_p_value(a: Sequence[Right], b: Sequence[Right]) -> float | None:
-    """Exact two-sided p-value of the difference of two mean shares of right answers to the same problems.
+    """Exact two-sided p-value of the difference of two mean shares of correct answers to the same problems.
 
         d_i = share_a_i - share_b_i        p = P(|Σ s_i d_i| >= |Σ d_i|),  s_i = ±1, each with probability 1/2
 
     If the runs do not differ, the two shares of a problem could as well be swapped (Fisher 1935; Pitman 1937).  The
     distribution over all 2^n swaps is computed exactly, as that of a sum of whole numbers.  With one answer to each
-    problem this is McNemar's exact test.  1 where no problem differs; None where the numbers are too large.
+    problem this is McNemar's exact test.  1 if no problem differs; None if the numbers are too large.
     """
     assert len(a) == len(b)
     common = lcm(*(count for _, count in (*a, *b)))

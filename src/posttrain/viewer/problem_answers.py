@@ -14,12 +14,12 @@ class Asked(TypedDict):
     evaluation: str
     reward: Number
     solved: Number
-    """Share of its completions that are right."""
+    """Share of its completions that are correct."""
     group: str
 
 
 class ProblemEntry(TypedDict):
-    """A problem and when it was asked."""
+    """A problem, and when it was asked."""
 
     prompt_id: str
     prompt: str
@@ -27,7 +27,7 @@ class ProblemEntry(TypedDict):
 
 
 class ProblemList(TypedDict):
-    """All problems, those asked most often first."""
+    """All problems, most frequently asked first."""
 
     problems: list[ProblemEntry]
     total: int
@@ -65,13 +65,13 @@ class HeldOutEvaluation(TypedDict):
 
 
 class HeldOutProblem(TypedDict):
-    """A held-out problem before, along the way and after: shares of right completions."""
+    """A held-out problem before, during and after training: shares of correct completions."""
 
     prompt_id: str
     prompt: str
     before: Number
     along: list[Number]
-    """By evaluation between them; null where it was not asked."""
+    """Shares by evaluation during training; null if it was not asked."""
     after: Number
     change: Literal["solved", "lost", "always", "unsolved", "never", ""]
     """`solved`: most completions are right after and not before.  `unsolved`: neither before nor after, though some
@@ -93,7 +93,7 @@ class HeldOutPage(TypedDict):
 
 
 class ComparedProblem(TypedDict):
-    """A held-out problem in two runs: shares of right completions after training."""
+    """A held-out problem in two runs: shares of correct completions after training."""
 
     prompt_id: str
     prompt: str
@@ -104,7 +104,7 @@ class ComparedProblem(TypedDict):
 
 
 class ComparedRuns(TypedDict):
-    """Two runs, problem by problem, and whether their difference can be chance."""
+    """Two runs, problem by problem, and whether chance can explain their difference."""
 
     a: RunEntry
     b: RunEntry
@@ -140,7 +140,7 @@ class BehaviourEntry(TypedDict):
 
 
 class BehaviourPage(TypedDict):
-    """Behaviours over training, as far as was read: ask again until done."""
+    """Behaviours over training, from the files read so far: ask again until done."""
 
     behaviours: list[BehaviourEntry]
     done: bool

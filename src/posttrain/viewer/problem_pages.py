@@ -17,14 +17,14 @@ SOURCES: tuple[Source, ...] = ("rollouts", "evaluations")
 
 
 class ProblemIndex:
-    """Which problem was asked where; what was read of a file is kept until the file changes."""
+    """Which problem was asked where; a file's content is cached until the file changes."""
 
     def __init__(self, run: OpenedRun) -> None:
         self.run = run
         self._of_file: dict[tuple[Source, int], tuple[StepFile, dict[str, tuple[str, list[Asked]]]]] = {}
 
     def listed(self, text: str) -> ProblemList:
-        """Problems whose id or prompt has a text, those asked most often first."""
+        """Problems whose id or prompt contains a text, most frequently asked first."""
         faults: list[str] = []
         entries: dict[str, ProblemEntry] = {}
         for source in SOURCES:
@@ -38,7 +38,7 @@ class ProblemIndex:
         return ProblemList(problems=found[:MOST_PROBLEMS], total=len(found), faults=faults)
 
     def page(self, name: str) -> ProblemPage | None:
-        """All completions of a problem, step by step; None for one that was never asked."""
+        """All completions of a problem, step by step; None if it was never asked."""
         faults: list[str] = []
         steps: list[ProblemStep] = []
         columns, text = "", ""
@@ -70,7 +70,7 @@ class ProblemIndex:
         return ProblemPage(prompt_id=name, prompt=text, columns=columns, steps=steps, faults=faults)
 
     def _in_file(self, source: Source, step: int) -> dict[str, tuple[str, list[Asked]]]:
-        """The problems in a file: the end of the prompt, and what its groups earned.  Raises Unreadable."""
+        """The problems in a file: the end of the prompt, and the scores of its groups.  Raises Unreadable."""
         file = self.run.files(source).file(step)
         known = self._of_file.get((source, step))
         if known is None or known[0] is not file:

@@ -1,6 +1,6 @@
-"""What graders read of a completion: the answer's span, the program with its failing test, spans with a price.
+"""What graders read in a completion: the answer's span, the program with its failing test, marked spans.
 
-Built-in reward functions are read again by the same parsers, without grading: the scores are those of the run.
+For built-in reward functions, the same parsers read it again, without grading: the scores are the run's.
 """
 
 import json
@@ -23,7 +23,7 @@ from posttrain.viewer.rollout_answers import TextSpan
 
 Place = tuple[int, int]
 MOST_CHARACTERS = 200_000
-"""Of a completion that is read again."""
+"""Maximum characters of a completion that is read again."""
 MOST_SAID = 2000
 
 
@@ -63,7 +63,7 @@ READS: dict[str, tuple[Literal["answer", "test"], Callable[[str], Place | None]]
 
 
 def spans_of(graded: str, row: Mapping[str, Any], details: Mapping[str, object]) -> tuple[list[TextSpan], list[str]]:
-    """Spans in the graded text, and notes without a place; `details` are what functions logged, by function."""
+    """Spans in the graded text, and notes without a position; `details` has what functions logged, by function."""
     spans: list[TextSpan] = []
     notes: list[str] = []
     functions = [name.partition("/")[2] for name in row if name.startswith(("score/", "outcome/"))]
@@ -84,7 +84,7 @@ def spans_of(graded: str, row: Mapping[str, Any], details: Mapping[str, object])
 
 
 def details_lines(said: Mapping[str, object], columns: str) -> list[str]:
-    """What a grader logged of a completion: the tests that failed, or a judge's words."""
+    """What a grader logged about a completion: failed tests, or a judge's words."""
     lines = []
     listed = said.get("tests")
     tests = listed if isinstance(listed, list) else []
@@ -99,7 +99,7 @@ def details_lines(said: Mapping[str, object], columns: str) -> list[str]:
 
 
 def of_test(columns: str, at: int) -> str:
-    """The text of a test in the dataset's row, if it is there."""
+    """The text of a test in the dataset's row, if any."""
     try:
         held = json.loads(columns).get("tests")
         held = json.loads(held) if isinstance(held, str) else held
@@ -129,7 +129,7 @@ def marked(function: str, marks: object) -> list[TextSpan]:
 
 
 def quoted(function: str, said: Mapping[str, object], graded: str) -> list[TextSpan]:
-    """Quotes of the completion in a judge's words, marked where they are."""
+    """Quotes from the completion in a judge's words, marked in the completion."""
     reply = said.get("reply")
     if not isinstance(reply, str):
         return []
@@ -145,7 +145,7 @@ def quoted(function: str, said: Mapping[str, object], graded: str) -> list[TextS
 
 
 def details_at(record: Mapping[str, object], place: int) -> dict[str, object]:
-    """What functions logged of the rollout at a place of its group, from a line of scores.jsonl."""
+    """What functions logged about a rollout, by its place in the group, from a line of scores.jsonl."""
     found: dict[str, object] = {}
     for function, rows in mapping(record.get("details")).items():
         if isinstance(rows, Sequence) and place < len(rows):

@@ -21,7 +21,7 @@ class StepRow(TypedDict):
 
 
 class StepList(TypedDict):
-    """The steps that have a file."""
+    """The steps with a file."""
 
     source: Source
     steps: list[StepRow]
@@ -60,15 +60,15 @@ class ShownRollout(TypedDict):
 
 
 class RowPage(TypedDict):
-    """Some rows of all that match.  A filter or an order over many files is computed in parts: ask again until done."""
+    """Some of the matching rows.  A filter or an order over many files is computed in parts: ask again until done."""
 
     total: int
     """Rows before filtering, of the files counted."""
     matches: int
-    """Rows that match, as far as was looked."""
+    """Matching rows found so far."""
     offset: int
     done: bool
-    """Whether all files were looked at."""
+    """Whether all files were searched."""
     looked_at: int
     of_files: int
     rows: list[ShownRollout]
@@ -91,11 +91,11 @@ class GroupRow(TypedDict):
     """Names of the rollouts, in the order of `rewards`."""
     mean: Number
     spread: Number
-    """Deviation of the rewards, divided by their number."""
+    """Standard deviation of the rewards, divided by their number."""
     uninformative: bool
     replaced: bool
     outcomes: list[str]
-    """Of the function with the most outcomes, by rollout."""
+    """Outcomes of the function with the most outcomes, by rollout."""
     scores: dict[str, list[Number]]
     mean_length: Number
 
@@ -126,7 +126,7 @@ class Piece(TypedDict):
 
 
 class GroupRollout(TypedDict):
-    """A rollout beside its siblings."""
+    """A rollout next to its siblings."""
 
     at: str
     sample: int
@@ -139,9 +139,9 @@ class GroupRollout(TypedDict):
     greedy: bool
     pieces: list[Piece]
     text: str
-    """The beginning of the completion, for where there is no tokenizer."""
+    """The beginning of the completion, in case there is no tokenizer."""
     parts_at: int
-    """The first token at which it leaves what most of those that agree with it so far say; its length if never."""
+    """The first token where it differs from the majority of rollouts that are identical so far; its length if never."""
 
 
 class Neighbours(TypedDict):
@@ -167,7 +167,7 @@ class GroupPage(TypedDict):
 
 
 class Quantity(TypedDict):
-    """A number of each token of a completion; null where it has none."""
+    """A number per token of a completion; null for tokens without one."""
 
     name: str
     label: str
@@ -176,9 +176,9 @@ class Quantity(TypedDict):
     update: NotRequired[int]
     """The optimiser update that computed it."""
     diverging: bool
-    """Whether its sign matters: drawn around 0."""
+    """Whether its sign matters, so that the colours are centred."""
     centre: float
-    """What is neutral in a diverging one: 0, or 1 for ratios."""
+    """The neutral value of a diverging quantity: 0, or 1 for ratios."""
 
 
 class Alternative(TypedDict):
@@ -222,14 +222,15 @@ class RolloutPage(TypedDict):
     completion: list[Piece]
     completion_text: str
     offsets: list[int]
-    """Where each piece begins in the completion, in characters, and its end; empty where pieces do not spell it."""
+    """Where each piece begins in the completion, in characters, and its end; empty if pieces do not add up to the
+    text."""
     graded: str
     """Prefill and completion, as reward functions read them."""
     quantities: list[Quantity]
     alternatives: list[list[Alternative]] | None
     spans: list[TextSpan]
     notes: list[str]
-    """What reward functions said of the completion without a place in it."""
+    """What reward functions said about the completion, without a position in it."""
     turns: list[TurnEntry]
     extras: dict[str, object]
     columns: str

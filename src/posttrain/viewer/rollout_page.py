@@ -1,4 +1,4 @@
-"""One rollout, token by token: pieces, a number of each, the likeliest alternatives, and what graders read."""
+"""One rollout, token by token: pieces, numbers, the likeliest alternatives, and what graders read."""
 
 import json
 from codecs import getincrementaldecoder
@@ -16,18 +16,18 @@ from posttrain.viewer.rollout_rows import names_of, require_step, shown_row
 
 Row = Mapping[str, Any]
 MOST_TOKENS = 20_000
-"""Tokens of a completion that are shown one by one."""
+"""Maximum tokens of a completion to show one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coloured:
-    """A column with a number of each sampled token."""
+    """A column with a number per sampled token."""
 
     column: str
     label: str
     unit: str
     centre: float | None = None
-    """What is neutral, where the sign matters."""
+    """The neutral value, if the sign matters."""
 
 
 OF_ROLLOUT = (
@@ -52,12 +52,12 @@ OF_UPDATE = (
     Coloured("returns", "return", "reward"),
     Coloured("weights", "token weight", ""),
 )
-"""Columns of token_columns/; `log π` is that before the update, so that of a later update is after the one before."""
+"""Columns of token_columns/; `log π` is before the update, so a later update's value is after the earlier update."""
 GAPS = (("teacher_logprobs", "teacher gap"), ("reference_logprobs", "log π − log of the reference"))
 
 
 def rollout_page(run: OpenedRun, source: Source, step: int, names: tuple[str, str]) -> RolloutPage | None:
-    """The rollout of that group and name; None if the step has none.  Raises Unreadable."""
+    """The rollout of that group and name; None if it does not exist.  Raises Unreadable."""
     file, faults = require_step(run.files(source), step), list[str]()
     order = [names_of(row) for row in file.read(["draw", "sample", "evaluation", "greedy"]).to_pylist()]
     if names not in order:
@@ -67,7 +67,9 @@ def rollout_page(run: OpenedRun, source: Source, step: int, names: tuple[str, st
     tokens = row.get("tokens") or []
     sampled = (row.get("sampled") or [True] * len(tokens))[:MOST_TOKENS]
     if len(tokens) > MOST_TOKENS:
-        faults.append(f"the first {MOST_TOKENS:,} of {len(tokens):,} tokens are shown one by one; the text is whole")
+        faults.append(
+            f"only the first {MOST_TOKENS:,} of {len(tokens):,} tokens are shown one by one; the text is complete"
+        )
     prompt, completion, alternatives = token_texts(run, row, sampled, faults)
     prompt_text, text, prefill = row["prompt"] or "", row["completion"] or "", prefill_of(run, row)
     siblings = [at for at, (group, _) in enumerate(order) if group == names[0]]
@@ -149,7 +151,7 @@ def alternatives_at(run: OpenedRun, tokens: Sequence[int], logprobs: Sequence[fl
 
 
 def offsets(run: OpenedRun, row: Row, text: str) -> list[int]:
-    """Where each token begins in the completion, in characters, and its end; empty where tokens do not spell it.
+    """Where each token begins in the completion, in characters, and its end; empty if tokens do not add up to the text.
 
     A token that the text leaves out, such as the stop token, has no width, and one that ends inside a character leaves
     it to the token that completes it.
@@ -174,7 +176,7 @@ def offsets(run: OpenedRun, row: Row, text: str) -> list[int]:
 
 
 def decoded_ends(content: Sequence[bytes]) -> tuple[list[int], str]:
-    """How many characters there are after each token, and the text; bytes that are no UTF-8 become U+FFFD."""
+    """How many characters there are after each token, and the text; bytes that are not UTF-8 become U+FFFD."""
     decoder = getincrementaldecoder("utf-8")("replace")
     ends, parts = [0], list[str]()
     for place, each in enumerate(content):
@@ -184,7 +186,7 @@ def decoded_ends(content: Sequence[bytes]) -> tuple[list[int], str]:
 
 
 def spread(values: Sequence[Any] | None, sampled: Sequence[bool]) -> list[Number]:
-    """Values of sampled tokens as values of all tokens; null at those that were given."""
+    """Values of sampled tokens as values of all tokens; null for tokens that were not sampled."""
     given = iter(values or [])
     return [plain(next(given, None)) if own else None for own in sampled]
 
@@ -194,7 +196,7 @@ def plain(value: object) -> Number:
 
 
 def rollout_quantities(row: Row, sampled: Sequence[bool]) -> Iterator[Quantity]:
-    """Numbers of each token in rollouts/; the advantage is the completion's where its tokens have none."""
+    """Numbers per token in rollouts/; if tokens do not have advantages, the completion's is used."""
     if row.get("token_advantages") is None and number(row.get("advantage")) is not None:
         yield quantity(OF_ROLLOUT[0], spread([row["advantage"]] * len(sampled), sampled))
     for each in OF_ROLLOUT:
@@ -229,7 +231,7 @@ def quantity(drawn: Coloured, values: Sequence[Number], update: int | None = Non
 
 
 def update_quantities(run: OpenedRun, step: int, row: Row, sampled: Sequence[bool]) -> list[Quantity]:
-    """What each update of the step computed for the tokens of a rollout; nothing where it was not kept."""
+    """What each update of the step computed for the tokens of a rollout; empty if it was not saved."""
     if step not in run.token_columns.steps():
         return []
     file = run.token_columns.file(step)
@@ -252,7 +254,7 @@ def is_of(key: Row, row: Row) -> bool:
 
 
 def of_update(computed: Row, sampled: Sequence[bool]) -> Iterator[Quantity]:
-    """The quantities of one update: known columns, gaps between log-probs, then what else there is."""
+    """The quantities of one update: known columns, gaps between log-probs, then all others."""
     update = int(computed["update"])
     known = {each.column for each in OF_UPDATE}
     for each in OF_UPDATE:

@@ -1,7 +1,7 @@
 """Rows of rollout files as tables show them, page by page, filtered and sorted.
 
-Without filter and order a page reads footers and the row groups that it shows.  Otherwise the columns that are asked
-about are read file by file, within a time limit for each answer; what was found is kept, and the page asks again.
+Without a filter or order, a page reads footers and the row groups that it shows.  Otherwise the needed columns are read
+file by file, with a time limit per answer; results are cached, and the page asks again.
 """
 
 from collections import OrderedDict
@@ -26,7 +26,7 @@ PREFIXES = ("score/", "outcome/")
 
 
 class RowPages:
-    """Pages of rows of one run; keeps what filters found."""
+    """Pages of rows of one run; caches the results of filters."""
 
     def __init__(self, run: OpenedRun) -> None:
         self.run = run
@@ -157,14 +157,14 @@ def with_prefix(row: Mapping[str, Any], prefix: str, read: Any) -> dict[str, Any
 
 
 def names_of(row: Mapping[str, Any]) -> tuple[str, str]:
-    """The names of a row's group and of the rollout in it, which together are unique in a file."""
+    """The names of a row's group and of its rollout; together they are unique in a file."""
     evaluation = row.get("evaluation")
     group = f"{evaluation}-{row['draw']}" if evaluation else str(row["draw"])
     return group, f"greedy-{row['sample']}" if row.get("greedy") else str(row["sample"])
 
 
 def choices(files: StepFiles, opened: Mapping[int, StepFile], faults: list[str]) -> tuple[list[str], list[str]]:
-    """Outcomes and terms of the last file, which filters offer."""
+    """Outcomes and terms of the last file, as choices for filters."""
     if not opened:
         return [], []
     step, file = list(opened.items())[-1]
@@ -183,7 +183,7 @@ def choices(files: StepFiles, opened: Mapping[int, StepFile], faults: list[str])
 
 
 def require_step(files: StepFiles, step: int) -> StepFile:
-    """The file of a step that must exist.  Raises Unreadable."""
+    """The file of a step.  Raises Unreadable if it does not exist."""
     if step not in files.steps():
         raise Unreadable(f"{files.folder.name}/step-{step:06d}.parquet", "does not exist")
     return files.file(step)

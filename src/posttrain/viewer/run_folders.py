@@ -1,4 +1,4 @@
-"""Which folders below a folder are runs."""
+"""Finds the runs below a folder."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ INSIDE = (
     "tokenizer",
     "weights",
 )
-"""Folders of a run, which hold no runs."""
+"""Folders inside a run, which do not contain runs."""
 DEPTH = 4
 MOST_RUNS = 1000
 
@@ -71,7 +71,7 @@ def walk(folder: Path, depth: int, too_deep: list[Path]) -> Iterator[Path]:
 
 
 def holds_runs(folder: Path) -> bool:
-    """Whether it is a comparison or has phases: then the runs inside belong to its page."""
+    """Whether it is a comparison or has phases, so that the runs inside belong to its page."""
     return any((folder / name).is_file() for name in MARKS)
 
 

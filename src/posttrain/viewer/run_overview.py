@@ -12,7 +12,7 @@ from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, names_of
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 HEADLINES = ("accuracy_sampled", "score", "reward", "pairs/accuracy", "accuracy", "loss")
-"""The main held-out result, in the order of choice."""
+"""Names of the main held-out result, in order of preference."""
 MEASURES = {
     "accuracy_sampled": ("accuracy, sampled", "share"),
     "accuracy_greedy": ("accuracy, greedy", "share"),
@@ -26,7 +26,7 @@ MEASURES = {
     "pairs/margin": ("margin of pairs", "score"),
     "mean_length": ("mean length", "tokens"),
 }
-"""Results of summary.json -> label and unit; others with an interval follow under their own names."""
+"""Results of summary.json -> label and unit; other results with an interval follow under their own names."""
 
 
 def run_entry(run: OpenedRun, at: int) -> RunEntry:
@@ -121,12 +121,12 @@ def machine(summary: Mapping[str, object]) -> dict[str, str]:
 
 
 def lacks(run: OpenedRun, entry: RunEntry) -> list[str]:
-    """What this folder does not have, and why."""
+    """What is missing in this folder, and why."""
     found = []
     if not (run.folder / "format").is_file() and entry["kind"] == "rl":
-        found.append("a folder of format 1: without tokenizer/ and evaluations/, so tokens may have no bounds")
+        found.append("a folder of format 1, without tokenizer/ and evaluations/, so token boundaries may be missing")
     if entry["state"] == "not begun":
-        found.append("the run has not begun its folder yet")
+        found.append("the run has not written anything yet")
     elif entry["state"] == "stopped":
         found.append("the run was stopped or killed: there is no summary.json, so results after training are missing")
     elif entry["state"] == "running":
@@ -134,12 +134,12 @@ def lacks(run: OpenedRun, entry: RunEntry) -> list[str]:
     if len(run.metrics.steps) > MOST_POINTS:
         found.append(f"curves of more than {MOST_POINTS:,} points show the lowest and the highest of each stretch")
     if entry["kind"] == "rl" and not run.token_columns.steps():
-        found.append("token_columns/ was not kept (run.keep_token_columns): no log π, ratio, clipping or KL by token")
+        found.append("token_columns/ was not saved (run.keep_token_columns): no log π, ratio, clipping or KL per token")
     return found
 
 
 def unreadable_files(run: OpenedRun) -> list[str]:
-    """The last file of each folder, which a killed or running process may have left damaged."""
+    """The last file of each folder, which may be damaged if the process was killed or is running."""
     found: list[str] = []
     for files in (run.rollouts, run.evaluations, run.token_columns):
         if steps := files.steps():
@@ -149,7 +149,7 @@ def unreadable_files(run: OpenedRun) -> list[str]:
 
 
 def measures(summary: Mapping[str, object]) -> list[Measure]:
-    """Results before and after training that are numbers: known ones first, then those with an interval."""
+    """Numeric results before and after training: known ones first, then those with an interval."""
     before, after = mapping(summary.get("before")), mapping(summary.get("after"))
     ends = [name for name in (*before, *after) if interval(before, name) or interval(after, name)]
     names = [name for name in MEASURES if number(before.get(name)) is not None or number(after.get(name)) is not None]
@@ -175,7 +175,7 @@ def measures(summary: Mapping[str, object]) -> list[Measure]:
 
 
 def interval(results: Mapping[str, object], name: str) -> tuple[Number, Number] | None:
-    """The ends of a result's interval: a pair in summaries of runs by reward, two numbers in the others."""
+    """The ends of a result's interval: a pair in summaries of RL runs, two numbers in others."""
     pair = results.get(f"{name}_interval")
     low, high = pair if isinstance(pair, list) and len(pair) == 2 else (results.get(f"{name}_low"), None)
     high = results.get(f"{name}_high") if high is None else high
@@ -193,7 +193,7 @@ def resting_on(results: Mapping[str, object], name: str) -> str:
 NO_LINKS: Sequence[Link] = ()
 HELD_OUT, MOST_LINKS = "held-out ", 8
 TAIL = 300
-"""Characters of a long completion's end that a transcript has."""
+"""Characters of a long completion's end in a transcript."""
 
 
 def alarm_entries(run: OpenedRun, faults: list[str]) -> list[AlarmEntry]:
@@ -238,7 +238,7 @@ def held_out_links(run: OpenedRun, step: int, verdict: str) -> list[Link]:
 
 
 def rollouts_of_alarm(run: OpenedRun, record: Mapping[str, object]) -> Sequence[tuple[int, int]]:
-    """Draw and sample of each; earlier versions wrote none, and the transcript is looked for.  Raises Unreadable."""
+    """Draw and sample of each; for earlier versions, the transcript is searched.  Raises Unreadable."""
     about = record.get("rollouts")
     if isinstance(about, list):
         ids = [(whole(mapping(each).get("draw")), whole(mapping(each).get("sample"))) for each in about]

@@ -1,4 +1,4 @@
-"""scores.jsonl: the line of one group, found without holding the file, which can be larger than all rollouts."""
+"""scores.jsonl: finds the line of one group without loading the file, which can be larger than all rollouts."""
 
 import json
 import re

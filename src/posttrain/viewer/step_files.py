@@ -1,6 +1,6 @@
-"""Parquet files of steps: which there are, how many rows each has, and some rows or columns of them.
+"""Parquet files of steps: which exist, how many rows each has, and reading some rows or columns.
 
-Footers are read first; then only the row groups and columns that a question needs.
+Footers are read first; then only the row groups and columns that are needed.
 """
 
 import re
@@ -35,11 +35,11 @@ SCALARS = {
     **dict.fromkeys(("turn_ends", "turn_given", "turn_rewards"), "list"),
     **dict.fromkeys(("alternative_tokens", "alternative_logprobs"), "lists"),
 }
-"""Types of columns, by name or prefix before a slash; one of another type counts as missing."""
+"""Types of columns, by name or prefix before a slash; a column of another type counts as missing."""
 KEPT_FILES = 4096
-"""Footers that are kept."""
+"""Maximum number of cached footers."""
 KEPT_BYTES = 64 << 20
-"""Of columns that are kept."""
+"""Maximum bytes of cached columns."""
 
 
 class StepFile:
@@ -72,7 +72,7 @@ class StepFile:
             raise Unreadable(self.label, f"the column `{missing[0]}` is missing or of another type")
 
     def read(self, names: Sequence[str], first: int = 0, count: int | None = None) -> "pa.Table":
-        """Some rows of those columns that the file has."""
+        """Some rows, with those of the columns that the file has."""
         last = self.num_rows if count is None else min(first + count, self.num_rows)
         groups = self._groups(first, last)
         table = self._read_groups(groups, names)
@@ -93,7 +93,7 @@ class StepFile:
         return table.take(pa.array(wanted, "int64")), np.concatenate([np.zeros(0), *lengths])[wanted]
 
     def lengths(self, first: int = 0, count: int | None = None) -> "Values":
-        """Sampled tokens of some rows, NaN where a row has none; the tokens themselves are not kept."""
+        """Number of sampled tokens of some rows, NaN if unknown; the tokens themselves are not kept."""
         if "logprobs" not in self.columns:
             return np.full(self.num_rows if count is None else count, np.nan)
         last = self.num_rows if count is None else min(first + count, self.num_rows)
@@ -127,7 +127,7 @@ def first_line(error: Exception) -> str:
 
 
 def has_its_type(field: "pa.Field") -> bool:
-    """Whether a column has the type that its name has in run folders; one of an unknown name may have any."""
+    """Whether a column has the right type for its name; a column with an unknown name can have any type."""
     import pyarrow.types as kinds
 
     kind = SCALARS.get(field.name.partition("/")[0])
@@ -174,7 +174,7 @@ class StepFiles:
         return self.folder / f"step-{step:06d}.parquet"
 
     def file(self, step: int) -> StepFile:
-        """The file of a step.  Raises Unreadable where it is missing or damaged."""
+        """The file of a step.  Raises Unreadable if it is missing or damaged."""
         path, label = self.path(step), f"{self.folder.name}/{self.path(step).name}"
         now = stamp(path)
         if now is None:
@@ -197,7 +197,7 @@ class StepFiles:
         return file
 
     def kept(self, step: int, names: Sequence[str]) -> "pa.Table":
-        """Columns of a whole file, which are kept for the next question."""
+        """Columns of a whole file, cached for the next request."""
         file = self.file(step)
         key = step, self._files[step][0], tuple(names)
         if key in self._columns:
@@ -210,7 +210,7 @@ class StepFiles:
         return table
 
     def readable(self, faults: list[str]) -> Iterator[tuple[int, StepFile]]:
-        """The files that can be read, in order; the others are noted."""
+        """The readable files, in order; unreadable ones are noted."""
         for step in self.steps():
             try:
                 yield step, self.file(step)

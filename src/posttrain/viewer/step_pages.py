@@ -23,7 +23,7 @@ from posttrain.viewer.step_files import StepFile
 
 Row = Mapping[str, Any]
 MOST_TOKENS, MOST_CHARACTERS = 4_000, 40_000
-"""Of each completion in a group; a rollout's own page has more."""
+"""Maximum tokens per completion in a group; a rollout's own page has more."""
 SHORT = ("draw", "sample", "prompt_id", "prompt", "reward", "advantage", "evaluation", "greedy", "judged", "finish")
 OF_STEP = (
     *("num_groups", "frac_uninformative_groups", "num_replaced_groups"),
@@ -33,7 +33,7 @@ OF_STEP = (
 
 
 def step_list(run: OpenedRun, source: Source) -> StepList:
-    """All steps with a file; their numbers are those of metrics.jsonl."""
+    """All steps with a file, with numbers from metrics.jsonl."""
     faults: list[str] = []
     files, metrics = run.files(source), run.metrics.whole()
     groups, uninformative, replaced, reward, length, accuracy = (metrics.by_step(name) for name in OF_STEP)
@@ -58,7 +58,7 @@ def step_list(run: OpenedRun, source: Source) -> StepList:
 
 
 def step_page(run: OpenedRun, source: Source, step: int) -> StepPage:
-    """The groups of a step.  Raises Unreadable where its file is missing or damaged."""
+    """The groups of a step.  Raises Unreadable if its file is missing or damaged."""
     files, faults = run.files(source), list[str]()
     file = require_step(files, step)
     names = [name for name in file.columns if name in SHORT or name.startswith(("score/", "outcome/"))]
@@ -85,7 +85,7 @@ def short_rows(file: StepFile, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows by the name of their group, in the order of the file; greedy ones come after a group's others."""
+    """Rows by the name of their group, in file order; greedy ones come last in a group."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(names_of(row)[0], []).append(row)
@@ -117,18 +117,18 @@ def group_row(group: str, rows: Sequence[Row]) -> GroupRow:
 
 
 def scored(row: Row) -> Number:
-    """The reward of a row, or what a held-out completion was judged by."""
+    """The reward of a row, or the judge's score of a held-out completion."""
     reward = number(row.get("reward"))
     return number(row.get("judged")) if reward is None else reward
 
 
 def outcome_of(row: Row) -> str:
-    """The first outcome that a reward function told."""
+    """The first outcome that a reward function returned."""
     return next(iter(with_prefix(row, "outcome/", str).values()), "")
 
 
 def group_page(run: OpenedRun, source: Source, step: int, group: str) -> GroupPage | None:
-    """All rollouts of a group; None if the step has no such group.  Raises Unreadable."""
+    """All rollouts of a group; None if the step does not have this group.  Raises Unreadable."""
     file = require_step(run.files(source), step)
     order = file.read(["draw", "sample", "evaluation", "greedy"]).to_pylist()
     groups = list(dict.fromkeys(names_of(row)[0] for row in order))
@@ -165,7 +165,7 @@ def group_page(run: OpenedRun, source: Source, step: int, group: str) -> GroupPa
 
 
 def group_rollout(run: OpenedRun, at: str, row: Row, parting: int, faults: list[str]) -> GroupRollout:
-    """A rollout beside its siblings, which it leaves at the token `parting`."""
+    """A rollout next to its siblings; it differs from them from the token `parting` on."""
     pieces: list[Piece] = []
     with noting(faults):
         pieces = run.pieces.pieces((row.get("tokens") or [])[:MOST_TOKENS], row.get("sampled"))
@@ -187,9 +187,9 @@ def group_rollout(run: OpenedRun, at: str, row: Row, parting: int, faults: list[
 
 
 def partings(sequences: Sequence[Sequence[int]]) -> list[int]:
-    """The token at which each sequence leaves the majority, or its length if it never does.
+    """The token where each sequence first differs from the majority; its length if it never does.
 
-    Only sequences that agree so far vote on the next token; of equally common tokens the first sequence's wins.
+    Only sequences that are identical so far vote on the next token; with a tie, the first sequence's token wins.
     """
     found = [len(sequence) for sequence in sequences]
     along = list(range(len(sequences)))

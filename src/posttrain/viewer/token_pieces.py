@@ -1,4 +1,4 @@
-"""Tokens as text, by the run's tokenizer.json and the `tokenizers` package alone: transformers would load torch.
+"""Tokens as text, with only the run's tokenizer.json and the `tokenizers` package: transformers would load torch.
 
 Bytes that begin or end inside a character are shown as escapes, such as `\\xe2\\x82`, and the piece says so.
 """
@@ -12,7 +12,7 @@ from posttrain.viewer.folder_files import Stamp, Unreadable, mapping, stamp
 from posttrain.viewer.rollout_answers import Piece
 
 FILES = ("tokenizer/tokenizer.json", "model/tokenizer.json", "adapter/tokenizer.json")
-"""Where a run's folder has it; that in `model/` serves runs of format 1."""
+"""Its places in a run's folder; `model/` is for runs of format 1."""
 MOST_BYTES = 256 << 20
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -41,11 +41,11 @@ class TokenPieces:
         return [vocabulary.piece(token, bool(is_own)) for token, is_own in zip(ids, own, strict=False)]
 
     def given(self, ids: Sequence[int]) -> list[Piece]:
-        """The texts of tokens that nobody sampled, such as a prompt's."""
+        """The texts of tokens that were not sampled, such as a prompt's."""
         return self.pieces(ids, [False] * len(ids))
 
     def spelled(self, ids: Sequence[int]) -> list[tuple[bytes, bool]]:
-        """The bytes of some tokens, and whether a text may leave them out.  Raises Unreadable."""
+        """The bytes of some tokens, and whether a text may omit them.  Raises Unreadable."""
         vocabulary = self._vocabulary()
         return [vocabulary.spelled(token) for token in ids]
 
@@ -53,7 +53,7 @@ class TokenPieces:
         paths = [self.run / name for name in FILES]
         found = next(((path, now) for path in paths if (now := stamp(path)) is not None), None)
         if found is None:
-            raise Unreadable("tokenizer/tokenizer.json", "is missing: tokens are shown as text without their bounds")
+            raise Unreadable("tokenizer/tokenizer.json", "is missing: token boundaries are not shown")
         if self._known is None or self._known[:2] != found:
             self._known = (*found, self._read(*found))
         if isinstance(self._known[2], Unreadable):
@@ -67,7 +67,7 @@ class TokenPieces:
                 raise ValueError(f"{now[0]} bytes")
             return Vocabulary(json.loads(path.read_bytes()))
         except (ValueError, OSError, RecursionError, TypeError, KeyError) as error:
-            return Unreadable(name, f"damaged ({error}): tokens are shown as text without their bounds")
+            return Unreadable(name, f"damaged ({error}): token boundaries are not shown")
 
 
 class Vocabulary:

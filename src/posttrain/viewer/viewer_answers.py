@@ -34,19 +34,19 @@ PAGES_OF_KINDS = {
     "compare": ("comparison", "Comparison"),
     "phases": ("phases", "Phases"),
 }
-"""Kinds of runs with a page of their own: its address and title."""
+"""Kinds of runs with their own page -> its address and title."""
 PAGE_BOUNDS = {"offset": "0", "limit": "50"}
 Query = Mapping[str, str]
 Answer = Mapping[str, object]
 
 
 class NoSuchAnswer(Exception):
-    """An address without an answer."""
+    """There is no answer at an address."""
 
 
 @dataclass(frozen=True)
 class ShownRun:
-    """A run and what is kept between answers about it."""
+    """A run, and what is cached between answers about it."""
 
     run: OpenedRun
 
@@ -69,7 +69,7 @@ class OpenedRuns:
 
     shown: list[ShownRun] = field(default_factory=list)
     below: Path | None = None
-    """Where they were found, if they were not named."""
+    """The folder where they were found, if they were not named."""
     live: bool = True
     """Whether the page follows runs that go on."""
 
@@ -98,7 +98,7 @@ class OpenedRuns:
 
 @dataclass(frozen=True, slots=True)
 class AskedFor:
-    """What is asked: all runs, the one that is meant, the rest of the address, and the query."""
+    """A request: all runs, the requested run, the rest of the address, and the query."""
 
     runs: OpenedRuns
     at: int
@@ -124,7 +124,7 @@ class AskedFor:
 
 
 def answer(runs: OpenedRuns, path: str, query: Query) -> Answer:
-    """The answer at an address behind `/api/`.  Raises NoSuchAnswer, WrongQuery, and Unreadable for a file."""
+    """The answer at an address after `/api/`.  Raises NoSuchAnswer, WrongQuery, and Unreadable for a file."""
     for pattern, reply in ADDRESSES.items():
         if found := re.fullmatch(pattern, path, re.ASCII):
             at, *rest = found.groups() or ("0",)
@@ -229,7 +229,7 @@ def group(asked: AskedFor) -> Answer:
     source, step, name = asked.path
     found = group_page(asked.run, source_of(source), int(step), name)
     if found is None:
-        raise NoSuchAnswer(f"{source}/{step}/{name}: the step has no such group")
+        raise NoSuchAnswer(f"{source}/{step}/{name}: no such group in this step")
     return found
 
 
@@ -237,7 +237,7 @@ def rollout(asked: AskedFor) -> Answer:
     source, step, *names = asked.path
     found = rollout_page(asked.run, source_of(source), int(step), (names[0], names[1]))
     if found is None:
-        raise NoSuchAnswer(f"{source}/{step}/{'/'.join(names)}: the step has no such rollout")
+        raise NoSuchAnswer(f"{source}/{step}/{'/'.join(names)}: no such rollout in this step")
     return found
 
 
@@ -245,12 +245,12 @@ def problem(asked: AskedFor) -> Answer:
     name = asked.query.get("id", "")
     found = asked.shown.problems.page(name)
     if found is None:
-        raise NoSuchAnswer(f"{name[:80]!r}: the run has no such problem")
+        raise NoSuchAnswer(f"{name[:80]!r}: no such problem in this run")
     return found
 
 
 def compare(asked: AskedFor) -> Answer:
-    """Two runs, whose numbers are in the query."""
+    """The two runs with the numbers in the query."""
     a, b = (whole_number(name, asked.query.get(name, "")) for name in ("a", "b"))
     shown = asked.runs.shown
     if max(a, b) >= len(shown):

@@ -1,1 +1,1 @@
-"""Direct preference optimisation: pairs of rows, or sampled and judged in rounds; the loss, the loop, its words."""
+"""Direct preference optimisation: pairs from rows, or sampled and judged in rounds; the loss and the loop."""

@@ -1,4 +1,4 @@
-"""Direct preference optimisation on pairs: the loss of an update, its reference, and measurements of held-out pairs."""
+"""Direct preference optimisation on pairs: the loss of an update, its reference, and held-out measurements."""
 
 import hashlib
 import os
@@ -35,7 +35,7 @@ from posttrain.training.reference import Reference
 from posttrain.training.trained import FitState
 
 WITH_INTERVAL = ("pairs/accuracy", "pairs/margin")
-"""Means of held-out pairs that have an interval, as the loss does."""
+"""Held-out means with an interval, in addition to the loss."""
 TABLE = {
     "ranked right": "pairs/accuracy",
     "margin": "pairs/margin",
@@ -48,24 +48,24 @@ NOTHING_MEASURED = "Nothing was held out, so nothing was measured before and aft
 
 @dataclass(slots=True, kw_only=True)
 class DpoState(FitState):
-    """Counters of a run on pairs; a prompt's tokens count once for each answer."""
+    """Counters of a run on pairs; a prompt's tokens count once per answer."""
 
     cursor: ClassVar[str] = "next_pair"
     round: int = 0
-    """The round whose pairs are learned; 0 for rows."""
+    """The round whose pairs are learned; 0 with rows."""
     next_pair: int = 0
     """The first pair of the next batch, counted from the beginning of the run or of the round."""
     places: list[str] = field(default_factory=list)
-    """Names of the round's pairs in messages."""
+    """Names of the round's pairs, for messages."""
     num_updates: int = 0
     num_pairs: int = 0
-    """Pairs learned so far, repetitions included."""
+    """Number of pairs learned so far, repetitions included."""
     completion_tokens: int = 0
-    """Sampled in rounds."""
+    """Completion tokens sampled in rounds."""
     rounds: list[dict[str, object]] = field(default_factory=list)
     """Entries of summary.json, one for each round."""
     transcripts: list[list[str]] = field(default_factory=list)
-    """In rounds: [prompt, completion before training] of the problems that the end shows."""
+    """With rounds: [prompt, completion before training] of the problems shown at the end."""
 
     def count(self, num_items: int, num_tokens: int) -> None:
         FitState.count(self, num_items, num_tokens)
@@ -97,7 +97,7 @@ class DpoObjective(FitObjective[Preference]):
         self.reference = pair_updates.PairReference(policy, self.options, reference)
         self.loss = pair_objective(self.options)
         self.measured_pairs: pair_updates.MeasuredPairs | None = None
-        """Held-out pairs, as measured last."""
+        """The last measurement of held-out pairs."""
 
     def begin(self, harness: Harness) -> None:
         with harness.clock("reference"), self.policy.ranks.leading("keep_reference"):
@@ -150,8 +150,8 @@ class DpoObjective(FitObjective[Preference]):
     def restore(self, saved: Checkpoint) -> None:
         if "pairs" in saved.state and saved.state["pairs"] != pairs_digest(self.pairs):
             raise UserError(
-                "dpo.reference = precomputed: the checkpoint's log-probs of the reference are of other pairs.  Restore"
-                " the pairs, or start another run; with dpo.reference = live pairs may change."
+                "dpo.reference = precomputed: the checkpoint's reference log-probs belong to other pairs.  Restore"
+                " the pairs, or start another run; with dpo.reference = live, pairs may change."
             )
         self.reference.restore(saved.tensors)
 
@@ -237,7 +237,7 @@ def pairs_digest(pairs: PreferenceSet) -> str:
 
 def loss_in_words(options: DpoOptions) -> str:
     parts = [f"{options.loss}, beta {options.beta:g}"]
-    parts += [f"{options.label_smoothing:g} of the labels taken to be wrong"] if options.label_smoothing else []
+    parts += [f"{options.label_smoothing:g} of the labels assumed wrong"] if options.label_smoothing else []
     parts += ["log-probs per token"] if options.length_normalized else []
     parts += [f"{options.nll_weight:g} × -log π of chosen answers per token"] if options.nll_weight else []
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Direct preference optimisation on pairs of rows, or in rounds on pairs that the policy samples and rewards score."""
+"""Direct preference optimisation on pairs from rows, or in rounds on pairs that the policy samples."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,9 +47,9 @@ IN_SUMMARY = ("pairs/num", "pairs/frac_tied", "pairs/reward_gap", "reward", "com
 
 
 def ranked_pairs(rewards: Sequence[float], most: int) -> list[tuple[int, int]]:
-    """At most `most` pairs (better, worse) of a group: the best with the worst, the next best with the next worst, ...
+    """At most `most` pairs (better, worse) of a group: best and worst, second best and second worst, and so on.
 
-    Samples without a reward (NaN) and ties are left out.  Among equal rewards the first sample counts as better.
+    Samples without a reward (NaN) and ties are left out.  With equal rewards, the first sample counts as better.
     """
     order = sorted((i for i, reward in enumerate(rewards) if reward == reward), key=lambda i: (-rewards[i], i))
     found = zip(order, reversed(order), strict=True)
@@ -65,7 +65,7 @@ class SampledRound:
     grades: Grades
     pairs: Sequence[Preference]
     sides: Float64[Tensor, "prompt group"]
-    """1 for a chosen completion, -1 for a rejected one, NaN for one in no pair."""
+    """1 for a chosen completion, -1 for a rejected one, NaN for one without a pair."""
 
     @property
     def num_tied(self) -> int:
@@ -83,7 +83,7 @@ class SampledRound:
 
 
 def sampled_round(number: int, groups: Sequence[Group], grades: Grades, pairs_per_prompt: int) -> SampledRound:
-    """The pairs of graded groups; two completions of the same tokens are not a pair."""
+    """The pairs of graded groups; completions with the same tokens are never a pair."""
     pairs: list[Preference] = []
     sides = torch.full_like(grades.rewards, torch.nan)
     for row, group in enumerate(groups):
@@ -114,10 +114,10 @@ class RoundPairs(LearnedRounds):
         super().__init__(config, session.policy, model_name=session.model_name, reference=reference)
         self.session = session
         self.transcripts: list[list[str]] = []
-        """[prompt, completion] of some problems, of the last full evaluation."""
+        """[prompt, completion] of some problems in the last full evaluation."""
 
     def before_step(self, step: int, harness: Harness) -> StepReport:
-        """Sample, judge and pair, where the step is the first of a round."""
+        """Sample, judge and make pairs, if the step is the first of a round."""
         number, place = divmod(step - 1, self.options.steps_per_round)
         if place:
             return StepReport(step=step, metrics={})
@@ -156,7 +156,7 @@ class RoundPairs(LearnedRounds):
         return bool(every) and step % every == 0
 
     def evaluate(self, harness: Harness, *, full: bool) -> dict[str, float]:
-        """Measure held-out problems: in full before and after training, else in brief."""
+        """Evaluate held-out problems: fully before and after training, else briefly."""
         session, step = self.session, self.run.step
         self.load_weights(harness)
         questions = session.questions()
@@ -180,7 +180,7 @@ class RoundPairs(LearnedRounds):
         sampled = self.sampled(1, no_journal, Clock())
         self.pairs = replace(self.pairs, training=sampled.pairs)
         return [
-            f"round      {perf_counter() - began:.1f} s to sample and judge one: {len(sampled.pairs)} pairs",
+            f"round      {perf_counter() - began:.1f} s to sample and judge a round: {len(sampled.pairs)} pairs",
             f"           {sampled.num_tied} of {len(sampled.groups)} groups are ties",
         ]
 
@@ -192,7 +192,7 @@ class RoundPairs(LearnedRounds):
             (
                 f"{count_text(options.rounds, 'round')} of {count_text(options.prompts_per_round, 'prompt')} ×"
                 f" {count_text(rollout.group_size, 'completion')} (limit {rollout.max_completion_tokens}), at most"
-                f" {options.pairs_per_prompt} pairs of a prompt, {count_text(options.steps_per_round, 'step')} each"
+                f" {options.pairs_per_prompt} pairs per prompt, {count_text(options.steps_per_round, 'step')} each"
             ),
             f"judged by {judges}",
         ]
@@ -225,7 +225,7 @@ def train_dpo(
     from_step: int | None = None,
     accept_changes: bool = False,
 ) -> Run:
-    """Train a policy to prefer the chosen answers of pairs to the rejected ones, and save it to RUN/model.
+    """Train a policy to prefer the chosen answers of pairs over the rejected ones, and save it to RUN/model.
 
     The pairs are rows with `chosen` and `rejected`, or, with `dpo.rounds`, the best and worst of the policy's
     completions by rewards.  The objects are those of `posttrain.train`; `rows` have two answers each.  `reference`
@@ -233,7 +233,7 @@ def train_dpo(
     last checkpoint, within a round too, to the same bits as an uninterrupted run.
     """
     if reference is not None and config.dpo.refresh_reference:
-        raise UserError("reference: is given, and dpo.refresh_reference takes one in each round.  Leave one out.")
+        raise UserError("reference: is given, but dpo.refresh_reference replaces it in each round.  Leave one out.")
     start = StartOptions(watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes)
     caller = CallerObjects(
         policy=policy, task=task, rewards=rewards, rows=rows, held_out_rows=held_out_rows, optimizer=optimizer

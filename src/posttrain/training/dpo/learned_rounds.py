@@ -1,4 +1,4 @@
-"""DPO in rounds, as far as every rank needs it: the pairs of a round, learned and kept in checkpoints."""
+"""The part of DPO in rounds that every rank needs: the pairs of a round, learned and saved in checkpoints."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ PARTS = ("prompt", "chosen", "rejected")
 
 
 def pair_tensors(pairs: Sequence[Preference]) -> Tensors:
-    """The tokens of sampled pairs as a checkpoint holds them, with masks if some tokens were given."""
+    """The tokens of sampled pairs as stored in a checkpoint, with masks if the policy did not sample some of them."""
     tensors: dict[str, Tensor] = {}
     prompts = [TokenSequence.one_turn(pair.prompt.tokens) for pair in pairs]
     parts = (prompts, [pair.chosen for pair in pairs], [pair.rejected for pair in pairs])
@@ -52,7 +52,7 @@ def pairs_from(tensors: Tensors, places: Sequence[str]) -> list[Preference]:
 
 
 class LearnedRounds(DpoObjective):
-    """Source and objective of rounds, as far as every rank needs them: the pairs of the current one."""
+    """Source and objective of rounds for every rank: the pairs of the current round."""
 
     def __init__(
         self, config: DpoConfig, policy: Policy, *, model_name: str = "", reference: Reference | None = None
@@ -67,10 +67,10 @@ class LearnedRounds(DpoObjective):
         return options.rounds * options.steps_per_round
 
     def begin(self, harness: Harness) -> None:
-        """Each round begins by itself."""
+        """Each round starts from the beginning."""
 
     def begin_round(self, number: int, pairs: Sequence[Preference]) -> None:
-        """Learn these pairs next; on all ranks, which share the passes of the reference."""
+        """Learn these pairs next; on all ranks, which share the reference's forward passes."""
         with self.policy.ranks.leading("begin_round", number, pairs):
             self.pairs = replace(self.pairs, training=pairs, order=order_of(number))
             self.run.round, self.run.next_pair, self.run.places = number, 0, [pair.where for pair in pairs]

@@ -10,7 +10,7 @@ from posttrain.training.session import CallerObjects
 
 
 class RoundFollower(RlFollower):
-    """Samples as in training by reward, and learns as from rows."""
+    """Samples as in training by reward, and learns as with rows."""
 
     def __init__(self, config: DpoConfig, caller: CallerObjects, reference: Reference | None, ranks: RankGroup) -> None:
         super().__init__(config.sampling_half(), caller, ranks)

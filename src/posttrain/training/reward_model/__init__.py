@@ -1,1 +1,1 @@
-"""Reward models, trained on which of two answers was preferred."""
+"""Training reward models on which of two answers was preferred."""

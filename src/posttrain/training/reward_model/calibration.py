@@ -1,16 +1,16 @@
 """Accuracy and calibration of a reward model on held-out pairs, and their pictures.
 
-A reward model predicts for each pair which answer is preferred, with confidence p = σ(|r_chosen - r_rejected|), from
-1/2 to 1.  It is calibrated if a share p of the pairs with confidence p turns out as predicted:
+For each pair, a reward model predicts which answer is preferred, with confidence p = σ(|r_chosen - r_rejected|), from
+1/2 to 1.  It is calibrated if it is right for a share p of the pairs with confidence p:
 
     ECE = Σ_b n_b/n |share right in b - mean confidence in b|       over bins b of confidence (Naeini et al. 2015)
 
 A tie counts as half right, with confidence 1/2.
 
-Chance moves the share in a bin off its confidence, so ECE is above 0 for a calibrated model too, and a bootstrap
-interval is too high.  ECE therefore comes with that of a calibrated model on as many pairs.  The other measures have
-95% bootstrap intervals over prompts, since pairs of one prompt are not independent; shares near 0 or 1, or of few
-pairs, have Jeffreys'.
+By chance, the share in a bin differs from its confidence, so ECE is above 0 even for a calibrated model, and a
+bootstrap interval is too high.  ECE is therefore reported together with the ECE of a calibrated model on as many pairs.
+The other measures have 95% bootstrap intervals over prompts, since pairs of one prompt are not independent.  Shares
+near 0 or 1, or of few pairs, have Jeffreys' intervals.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,13 +39,13 @@ class CalibrationBin:
     """Pairs of similar confidence."""
 
     low: float
-    """Bounds of the confidence; the upper one is included only if it is 1."""
+    """Bounds of the confidence; the upper bound is only included if it is 1."""
     high: float
     num_pairs: int
     confidence: float
     """Mean predicted probability of the answer that scores higher."""
     right: float
-    """Share of pairs where that one was preferred."""
+    """Share of pairs where this answer was preferred."""
     right_interval: intervals.Interval
 
     def as_json(self) -> dict[str, object]:
@@ -74,7 +74,7 @@ class HeldOutPairs:
     margin_interval: intervals.Interval
     mean_reward: float
     reward_std: float
-    """Population deviation of all scores."""
+    """Population standard deviation of all scores."""
     calibration_error: float
     """ECE, 0 to 1/2.  Too large for few pairs: compare it with the next two."""
     calibration_error_by_chance: float
@@ -82,7 +82,7 @@ class HeldOutPairs:
     calibration_error_by_chance_high: float
     """95% of such models have less."""
     bins: tuple[CalibrationBin, ...]
-    """Those that hold a pair, by rising confidence."""
+    """Non-empty bins, by rising confidence."""
 
     def metrics(self) -> dict[str, float]:
         found = {f"eval/{name}": getattr(self, name) for name in (*WITH_INTERVAL, *CALIBRATION, *OF_SCORES)}
@@ -96,7 +96,7 @@ class HeldOutPairs:
 
 
 def held_out_pairs(scores: PairScores, pairs: Sequence[Preference], num_bins: int) -> HeldOutPairs:
-    """Measure the scores of at least one pair."""
+    """Measure the scores of one or more pairs."""
     margins, right = scores.margins.numpy(), scores.right.numpy()
     both = np.concatenate([scores.chosen.numpy(), scores.rejected.numpy()])
     confidence = 1 / (1 + np.exp(-np.abs(margins)))
@@ -196,7 +196,7 @@ def draw_pair_curves(metrics: Path, picture: Path, title: str = "") -> None:
     draw_measure(panels[0, 1], records, "accuracy", "Pairs in the right order", "share of pairs")
     panels[0, 1].axhline(0.5, color=GREY, linewidth=1, linestyle="--")
     panels[0, 1].set_ylim(0, 1)
-    draw_measure(panels[1, 0], records, "margin", "Margin", "chosen less rejected")
+    draw_measure(panels[1, 0], records, "margin", "Margin", "chosen minus rejected")
     by_chance = series(records, "eval/calibration_error_by_chance")
     panels[1, 1].plot(*by_chance, color=GREY, linewidth=1, linestyle="--", label="a calibrated model, by chance")
     draw_measure(panels[1, 1], records, "calibration_error", "Calibration error", "probability")

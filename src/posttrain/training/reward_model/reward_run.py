@@ -44,15 +44,15 @@ HEAD = "head"
 """The head's name in checkpoints and metrics."""
 CARD = """# Reward model
 
-Trained by `posttrain reward-model` over `{base}`: one number for a prompt and an answer, higher for what was preferred.
+Trained by `posttrain reward-model` from `{base}`: one number for a prompt and an answer, higher for preferred answers.
 {measured}
-It is a sequence classifier of one label for `AutoModelForSequenceClassification`, which finds the end of a row by the
-folder's own pad token, and a reward of posttrain by its path (`model` of an item of `rewards`).  It reads what it was
-trained on: a conversation as its chat template writes it, whole; plain text as prompt, answer and stop token.  Scores
-have no unit: their difference is the log-odds of a preference.
+It loads in `AutoModelForSequenceClassification` as a classifier with one label, which finds the end of a row by the
+folder's pad token.  In posttrain it is a reward (`model` of an item of `rewards`).  It reads the same format as in
+training: a conversation through its chat template; plain text as prompt, answer and stop token.  Scores do not have a
+unit: their difference is the log-odds of a preference.
 
-Do not generate text with it.  Where the embedding is the output layer too, `AutoModelForCausalLM` takes the folder
-without complaint, but the body has learned to judge, and what comes out is of no use.
+Do not generate text with it.  If the embedding is also the output layer, `AutoModelForCausalLM` loads the folder
+without an error, but the body has learned to judge, so its text is useless.
 """
 
 
@@ -119,7 +119,11 @@ class RewardModelObjective(FitObjective[Preference]):
         options = self.options
         with_margin = sum(pair.margin is not None for pair in self.pairs.training)
         margins = f", margins of {with_margin} pairs times {options.margin_scale:g}" if with_margin else ""
-        saved = ["           the adapter is merged into the base when it is saved"] if self.config.model.adapter else []
+        saved = (
+            ["           the adapter is merged into the base when the model is saved"]
+            if self.config.model.adapter
+            else []
+        )
         return [
             f"head       {self.scorer.head.weight.shape[1]} weights, read at the last token of prompt and answer",
             *saved,
@@ -144,7 +148,7 @@ class RewardModelObjective(FitObjective[Preference]):
         if found is not None:
             low, high = found.accuracy_interval
             measured = (
-                f"\nOf {found.num_pairs} held-out pairs it orders {found.accuracy:.1%} as people or programs did"
+                f"\nIt orders {found.accuracy:.1%} of {found.num_pairs} held-out pairs as people or programs did"
                 f" (95%: {low:.1%} to {high:.1%}).\n"
             )
         card = CARD.format(base=self.config.model.path, measured=measured)
@@ -168,7 +172,7 @@ class RewardModelObjective(FitObjective[Preference]):
 
     def result_lines(self, folder: Path) -> list[str]:
         before, after, folder = self.run.before, cast(dict[str, Any], self.run.after), shown(folder)
-        results = ["no pairs were held out, so nothing was measured"]
+        results = ["no pairs were held out, so there is no result"]
         if after:
             low, high = after["accuracy_interval"]
             first = f"{before['accuracy']:.3f} → " if before else ""
@@ -221,7 +225,7 @@ def open_reward_model(
     *,
     ranks: RankGroup = ONE_RANK,
 ) -> AbstractContextManager[FitSession[Preference]]:
-    """Load the body, put a head over it, and read all pairs."""
+    """Load the body, add a head, and read all pairs."""
     seed = config.run.seed
     loaded, name = policy_of_run(config.model, policy, seed=seed, saves_whole=True, ranks=ranks)
     require_classifier(loaded)

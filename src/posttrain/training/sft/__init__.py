@@ -1,1 +1,1 @@
-"""Supervised runs: what there is to learn from, the loss, the loop and what it tells."""
+"""Supervised runs: rows and demonstrations, the loss, the loop and its reports."""

@@ -26,13 +26,13 @@ NOT_LEARNED = -100
 TEXT = "text"
 """The column of rows of plain text."""
 BEFORE_TEXT = ({"messages"}, {"completion"}, {"instruction", "output"})
-"""Columns of formats that win over a text, which repeats the others in Alpaca's rows."""
+"""Columns of formats that take precedence over a text, which repeats the other columns in Alpaca's rows."""
 WEIGHT = "weight"
 READ = {TEXT: (TEXT,), TOKENS: (TOKENS, LABELS, *MASKS, "attention_mask")}
 """The columns of rows without a `RowFormat`."""
 FORMATS = (RowFormat.PROMPT_COMPLETION, RowFormat.MESSAGES, RowFormat.SHAREGPT, RowFormat.ALPACA)
 NAMED = 5
-"""Rows that a message names."""
+"""Number of rows that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TextRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """Tokens and which are learned; the first never is, since nothing predicts it."""
+    """Tokens, and which of them are learned; the first is never learned, since nothing predicts it."""
 
     where: str
     tokens: tuple[int, ...]
@@ -56,7 +56,7 @@ LearnedRow = CompletionRow | ConversationRow | TextRow | TokenRow
 
 
 def learned_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[LearnedRow]:
-    """The valid rows; bad ones are counted."""
+    """The valid rows; invalid ones are counted."""
     format = format_of(rows)
     found: list[LearnedRow] = []
     for row in rows:
@@ -77,7 +77,7 @@ def format_of(rows: Sequence[DatasetRow]) -> str:
 
 
 def learned_row(row: DatasetRow, format: str) -> LearnedRow:
-    """One row.  Raises UserError if it is not valid."""
+    """One row.  Raises UserError if it is invalid."""
     weight, text = row.columns.get(WEIGHT), row.columns.get(TEXT)
     if weight is not None and weight != 1:
         raise UserError(
@@ -89,7 +89,7 @@ def learned_row(row: DatasetRow, format: str) -> LearnedRow:
     if format == TEXT:
         if isinstance(text, str) and text:
             return TextRow(row.where, text)
-        raise UserError(f"{row.where}: the column `{TEXT}` must hold a text, not {text!r:.80}; fill it or drop the row")
+        raise UserError(f"{row.where}: the column `{TEXT}` must be a text, not {text!r:.80}.  Fix it or drop the row")
     made = row_formats.formatted([row], RowFormat(format))[0]
     assert isinstance(made, CompletionRow | ConversationRow)
     return made
@@ -121,19 +121,19 @@ class PackedExample:
 
 @dataclass(slots=True, kw_only=True)
 class ExampleMaker:
-    """Makes examples of rows, and counts rows for the plan."""
+    """Makes examples from rows, and counts rows for the plan."""
 
     masking: Masking
     task: DatasetOptions
     options: SftOptions
     longest: int
-    """Tokens of the longest row that is kept whole."""
+    """Maximum tokens of a row that is kept whole."""
     bad: BadRows
     too_long: list[tuple[str, int]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
-    """Rows with an empty answer, of which only the stop token is learned."""
+    """Rows with an empty answer, for which only the stop token is learned."""
     unread: Counter[str] = field(default_factory=Counter)
     """Keys of messages that neither we nor the chat template read, with their counts."""
 
@@ -178,7 +178,7 @@ class ExampleMaker:
         for number, message in enumerate(given):
             if learned_mark(message, f"{row.where}, message {number}"):
                 raise UserError(
-                    f"{row.where}, message {number}: is marked as learned, and stands in the prompt, which is only"
+                    f"{row.where}, message {number}: is marked as learned, but is in the prompt, which is only"
                     " read.  Give the conversation as `messages`, or remove the mark."
                 )
         turns = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
@@ -189,7 +189,7 @@ class ExampleMaker:
         """A conversation with the task's system message."""
         if self.task.prompt_format == "plain":
             raise UserError(
-                f"{row.where}: task.prompt_format = plain leaves out who speaks, so turns cannot be distinguished."
+                f"{row.where}: task.prompt_format = plain leaves out roles, so turns cannot be distinguished."
                 "  Remove it, or give `prompt` and `completion`."
             )
         before = next((i for i, message in enumerate(row.messages) if message["role"] == ASSISTANT), 0)
@@ -216,17 +216,17 @@ class ExampleMaker:
 
     def notes(self) -> list[str]:
         counts = [(self.skipped, "too long and skipped"), (self.cut, "too long and cut")]
-        counts.append((self.silent, "with an empty answer, of which only the stop token is learned"))
+        counts.append((self.silent, "with an empty answer, for which only the stop token is learned"))
         lines = [f"{len(rows)} {what}: {row_list(rows)}" for rows, what in counts if rows]
         if self.unread:
             keys = ", ".join(f"{key} ({count})" for key, count in sorted(self.unread.items()))
-            lines.append(f"keys of messages that the chat template does not read: {keys}")
+            lines.append(f"message keys that the chat template does not read: {keys}")
         return lines
 
     def fitting(self, where: str, example: Example) -> Example | None:
-        """The example, cut or left out if it is too long."""
+        """The example; cut or skipped if it is too long."""
         if not example.num_sampled:
-            raise UserError(f"{where}: nothing to learn: nothing predicts its only token.  Drop the row.")
+            raise UserError(f"{where}: has only one token, which nothing predicts.  Drop the row.")
         if len(example.tokens) <= self.longest:
             return example
         self.too_long.append((where, len(example.tokens)))
@@ -246,9 +246,9 @@ def token_row(row: DatasetRow) -> TokenRow:
     """A row of tokens.  Raises UserError if its columns do not agree."""
     tokens = integers_in(row, TOKENS)
     if not tokens:
-        raise UserError(f"{row.where}: the column `{TOKENS}` is empty; fill it or drop the row")
+        raise UserError(f"{row.where}: the column `{TOKENS}` is empty.  Fill it or drop the row")
     if 0 in integers_in(row, "attention_mask", len(tokens), default=1):
-        raise UserError(f"{row.where}: its attention_mask leaves out tokens; give rows without padding")
+        raise UserError(f"{row.where}: its attention_mask excludes tokens.  Give rows without padding")
     learned = [True] * len(tokens)
     for mask in MASKS:
         learned = [a and b != 0 for a, b in zip(learned, integers_in(row, mask, len(tokens), default=1), strict=True)]
@@ -257,15 +257,15 @@ def token_row(row: DatasetRow) -> TokenRow:
         wrong = next((i for i, label in enumerate(labels) if label not in (NOT_LEARNED, tokens[i])), None)
         if wrong is not None:
             raise UserError(
-                f"{row.where}: labels[{wrong}] = {labels[wrong]}, and {TOKENS}[{wrong}] = {tokens[wrong]}: a label is"
-                f" its own token, or {NOT_LEARNED} if that is not learned; the shift by one is made here"
+                f"{row.where}: labels[{wrong}] = {labels[wrong]}, but {TOKENS}[{wrong}] = {tokens[wrong]}: a label is"
+                f" its own token, or {NOT_LEARNED} if it is not learned.  Do not shift labels: posttrain does it"
             )
         learned = [a and label != NOT_LEARNED for a, label in zip(learned, labels, strict=True)]
     return TokenRow(row.where, tuple(tokens), (False, *learned[1:]))
 
 
 def integers_in(row: DatasetRow, column: str, length: int | None = None, *, default: int = 0) -> Sequence[int]:
-    """A column of whole numbers, one for each token where their number is known; without the column, the default."""
+    """A column of whole numbers, one per token if their number is known; the default if the column is missing."""
     given = row.columns.get(column)
     if given is None and length is not None:
         return [default] * length
@@ -273,6 +273,6 @@ def integers_in(row: DatasetRow, column: str, length: int | None = None, *, defa
     if not isinstance(listed, Sequence) or isinstance(listed, str) or not all(isinstance(each, int) for each in listed):
         raise UserError(f"{row.where}: the column `{column}` must be a list of whole numbers, not {given!r:.80}")
     if length not in (None, len(listed)):
-        told = f"{len(listed)} numbers in `{column}`, and {length} in `{TOKENS}`; give one for each"
+        told = f"{len(listed)} numbers in `{column}`, but {length} in `{TOKENS}`.  Give one for each"
         raise UserError(f"{row.where}: {told}")
     return [int(each) for each in listed]

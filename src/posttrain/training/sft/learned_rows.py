@@ -1,7 +1,7 @@
 """Rows of a file or a list as examples: split, masked and counted.
 
-All rows are tokenised before a run starts, so that a bad one is found then.  Their order in an epoch is a function of
-the seed and the epoch.
+All rows are tokenised before a run starts, so that invalid rows are found then.  The seed and the epoch decide their
+order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,9 +39,9 @@ class RowExamples:
     apart: Sequence[example_maker.PackedExample]
     """Held-out ones."""
     maker: example_maker.ExampleMaker
-    """Holds the counts of rows that were cut, left out or empty."""
+    """Counts rows that were cut, left out or empty."""
     format: str
-    """The columns that are read, and those that are not, for the plan."""
+    """The columns that are read or not read, for the plan."""
 
     def row(self, index: int) -> int:
         epoch, place = divmod(index, len(self.trained))
@@ -88,7 +88,7 @@ class RowExamples:
             f"{len(self.trained)} rows of {tokens} tokens, {learned} of them learned",
             self.format,
             *self.maker.notes(),
-            *(f"bad rows left out:{bad.listed()}".splitlines() if bad.faults else []),
+            *(f"invalid rows skipped:{bad.listed()}".splitlines() if bad.faults else []),
         ]
 
     def summary(self) -> dict[str, object]:
@@ -129,7 +129,7 @@ def row_examples(
             " within the model's context, or sft.long_rows = skip or cut."
         )
     if not trained and not (maker.too_long or maker.skipped):
-        raise UserError(f"no row can be learned.  The first:{bad.listed()}")
+        raise UserError(f"no row is valid.  The first ones:{bad.listed()}")
     if not trained:
         where = f"sft.long_rows = {options.long_rows}"
         raise UserError(f"{where}: all rows are longer than {longest} tokens.  Use a larger sft.max_length.")
@@ -199,7 +199,7 @@ class ArithmeticDemonstrations:
 
 @dataclass(frozen=True, slots=True)
 class SentenceDemonstrations:
-    """Texts of the grammar; all but the first word is learned."""
+    """Texts of the grammar; everything after the first word is learned."""
 
     renderer: PromptRenderer
     name: str = SentencesOptions.name
@@ -236,13 +236,13 @@ def demonstrations_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationSet:
-    """Demonstrations by number: any number for training, and held-out ones on other problems."""
+    """Demonstrations by number: an unlimited number for training, and held-out ones on other problems."""
 
     policy: Policy
     demonstrations: DemonstrationSource
     seed: int
     num_different: int
-    """Training demonstrations before they repeat; 0 never repeats."""
+    """Number of training demonstrations before they repeat; 0: they never repeat."""
 
     def example(self, index: int) -> Example:
         index = index % self.num_different if self.num_different else index
@@ -259,10 +259,10 @@ class DemonstrationSet:
         return [self._example(*each) for each in shown]
 
     def num_steps(self, options: SftOptions) -> None:
-        """None: the recipe gives the number of steps."""
+        """None: the recipe sets the number of steps."""
 
     def described(self) -> Sequence[str]:
-        return [f"demonstrations of {self.demonstrations.name}, fresh for every batch"]
+        return [f"demonstrations of {self.demonstrations.name}, new ones for every batch"]
 
     def summary(self) -> dict[str, object]:
         return {}

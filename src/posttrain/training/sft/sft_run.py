@@ -44,13 +44,13 @@ from posttrain.training.sft.learned_rows import DemonstrationSet, RowExamples, d
 from posttrain.training.trained import FitState
 
 DEMONSTRATIONS = 32
-"""Held-out examples whose log-probs are kept, token by token, at each measurement."""
+"""Number of held-out examples whose token log-probs are saved at each measurement."""
 
 
 def learned_tokens(policy: Policy, examples: Sequence[Example], *, statistics: bool = False) -> TokenParts:
     """Log-probs of the learned tokens, and with `statistics` their entropies and accuracy.
 
-    To the forward pass, a prompt ends before the first learned token.
+    For the forward pass, a prompt ends before the first learned token.
     """
     pairs = [(example, example.sampled.index(True)) for example in examples]
     batch = Completions(
@@ -69,7 +69,7 @@ def accumulate_examples(
 
     L = -(1/n) Σ_learned tokens log π(token)      n: learned tokens of the whole batch, never of a micro-batch
 
-    With `measure_entropy` also the mean entropy and the share of tokens that are the likeliest.
+    With `measure_entropy`, also returns the mean entropy and the share of tokens that are the likeliest.
     """
     count = sum(example.num_sampled for example in examples)
     found = []
@@ -96,7 +96,7 @@ def statistics_of(parts: TokenParts) -> dict[str, float]:
 
 
 def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int) -> dict[str, float]:
-    """The loss of at least one example that is not trained on, and the statistics of its learned tokens.
+    """The loss on one or more held-out examples, and the statistics of their learned tokens.
 
     The loss is in nats per token; `loss_low` and `loss_high` are its 95% bootstrap interval over examples.
     """
@@ -149,13 +149,13 @@ def inputs_of_examples(examples: Sequence[Example]) -> int:
 
 
 def dealt_out(policy: Policy, examples: Sequence[Example], max_tokens: int) -> list[list[Example]]:
-    """The micro-batches of a pass, small enough that each rank gets some."""
+    """The micro-batches of a pass, small enough for each rank to get some."""
     budget = policy.ranks.budget(inputs_of_examples(examples), max_tokens)
     return [*microbatches(examples, budget, padded=policy.forward.padded)]
 
 
 def microbatches(examples: Sequence[Example], max_tokens: int, *, padded: bool = False) -> Iterator[list[Example]]:
-    """Examples of similar length, at most `max_tokens` inputs together; a longer example is by itself.
+    """Micro-batches of examples of similar length, at most `max_tokens` inputs each; a longer example gets its own.
 
     With padded rows each example counts as many inputs as the longest of its micro-batch.
     """
@@ -170,7 +170,7 @@ class SftState(FitState):
     cursor: ClassVar[str] = "next_example"
     next_example: int = 0
     eval_loss: float | None = None
-    """Last held-out loss; that of a finished run is of its final weights."""
+    """Last held-out loss; in a finished run, of its final weights."""
     best_eval_loss: float | None = None
 
     def saw_evaluation(self, results: Mapping[str, object]) -> None:
@@ -302,7 +302,7 @@ def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> RowEx
         )
     if given != NO_ROWS_GIVEN:
         raise UserError(
-            f"rows: the task is {config.task.name}, which makes demonstrations of its own.  Use task ="
+            f"rows: the task is {config.task.name}, which makes its own demonstrations.  Use task ="
             ' {"name": "dataset"}.'
         )
     return DemonstrationSet(

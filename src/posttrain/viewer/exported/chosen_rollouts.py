@@ -1,7 +1,7 @@
 """Which groups of a run's rollouts an exported file has, best first.
 
-Those that alarms are about come first, then held-out problems before and after training, then groups of all steps,
-spread evenly however many fit: the first step, the last, the one in the middle, those between.
+Groups of alarms come first, then held-out problems before and after training, then groups of all steps.  For every size
+limit these are spread evenly: the first step, the last, the middle one, and so on.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from posttrain.viewer.run_overview import alarm_entries
 from posttrain.viewer.step_pages import step_page
 
 Group = tuple[Source, int, str]
-"""Where it is from, its step, and its name there."""
+"""Its source, its step, and its name there."""
 
 
 def other_groups(run: OpenedRun) -> Iterator[Group]:
-    """The groups that no alarm is about, in the order in which they are kept."""
+    """The groups without alarms, in the order in which they are kept."""
     seen = {*alarmed_groups(run)}
     for group in chain(held_out_groups(run), spread_groups(run)):
         if group not in seen:
@@ -27,7 +27,7 @@ def other_groups(run: OpenedRun) -> Iterator[Group]:
 
 
 def alarmed_groups(run: OpenedRun) -> list[Group]:
-    """Those that alarms link to."""
+    """The groups that alarms link to."""
     found: dict[Group, None] = {}
     for alarm in alarm_entries(run, []):
         for link in alarm["links"]:
@@ -63,7 +63,7 @@ def in_turns(lists: Sequence[Sequence[Group]]) -> Iterator[list[Group]]:
 
 
 def groups_at(run: OpenedRun, source: Source, step: int) -> list[Group]:
-    """Those of a step; none of a file that cannot be read."""
+    """The groups of a step; none if its file cannot be read."""
     try:
         return [(source, step, group["group"]) for group in step_page(run, source, step)["groups"]]
     except Unreadable:
@@ -71,7 +71,7 @@ def groups_at(run: OpenedRun, source: Source, step: int) -> list[Group]:
 
 
 def evenly(steps: Sequence[int]) -> list[int]:
-    """The steps so that any beginning of the list is spread over all of them."""
+    """The steps in an order whose first items are always spread over all steps."""
     if len(steps) <= 2:
         return list(steps)
     found, gaps = [steps[0], steps[-1]], [(0, len(steps) - 1)]

@@ -1,4 +1,4 @@
-"""An exported file: the viewer's page with answers about some runs, as many as fit a size."""
+"""An exported file: the viewer's page with as many answers about some runs as fit a size."""
 
 import sys
 from collections.abc import Iterator
@@ -27,18 +27,18 @@ ROOM_FOR_LISTS = 1000
 PLACE_OF_ROW = 16
 """Bytes of a row that is already in the file, at most."""
 MOST_LEFT_OUT = 20
-"""Pages that did not fit and are named."""
+"""Maximum number of omitted pages to name."""
 MOST_COMPARED = 4
-"""Runs of which each pair is compared."""
+"""Maximum number of runs for which every pair is compared."""
 MISSES = 12
-"""Groups in a row that are too large before no further one is tried."""
+"""Number of consecutive groups that do not fit before the search stops."""
 EXTRAS = ("held-out", "problems", "steps", "behaviours")
-"""Further pages of a run, kept where they fit."""
+"""More pages of a run, included if they fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedFile:
-    """One HTML file, and what it has."""
+    """One HTML file, and its content."""
 
     html: str
     num_rollouts: int
@@ -49,7 +49,7 @@ class ExportedFile:
 
 @dataclass
 class KeptRun:
-    """What a file has of one run."""
+    """The content of a file for one run."""
 
     at: int
     run: OpenedRun
@@ -62,7 +62,7 @@ class KeptRun:
 
 
 def export_runs(runs: OpenedRuns, limit: int) -> ExportedFile:
-    """The runs as one file of at most `limit` bytes.  Raises UserError where not even their overviews fit."""
+    """The runs as one file of at most `limit` bytes.  Raises UserError if not even their overviews fit."""
     kept = [KeptRun(at, shown.run) for at, shown in enumerate(runs.shown)]
     overviews = needed(runs)
     sized = SizedAnswers(limit - len(page_html({}).encode()) - ROOM_FOR_NOTE)
@@ -101,7 +101,7 @@ def extras(kept: KeptRun) -> list[str]:
 
 
 def asked(runs: OpenedRuns, kept: KeptRun, name: str) -> dict[str, object]:
-    """The answers behind a further page; none where the run has no such page."""
+    """The answers for another page; empty if the run does not have this page."""
     base = f"run/{kept.at}"
     if name in EXTRAS and not kept.run.rollouts.steps() and not kept.run.evaluations.steps():
         return {}
@@ -234,7 +234,7 @@ def readable_steps(run: OpenedRun, source: Source) -> list[int]:
 
 
 def answered(runs: OpenedRuns, path: str, query: dict[str, str] | None = None) -> Answer | None:
-    """None where there is no such answer; a file that cannot be read is a line on its page."""
+    """None if there is no such answer; an unreadable file is a line on its page."""
     try:
         return answer(runs, path, query or {})
     except NoSuchAnswer:

@@ -1,4 +1,4 @@
-"""The page as one file: its style and scripts inside, each allowed by its digest and nothing else."""
+"""The page as one file with its style and scripts; its policy allows only these, by their digests."""
 
 import json
 import re
@@ -14,7 +14,7 @@ PAGE = Path(str(files("posttrain") / "server" / "viewer_page"))
 STYLE = re.compile(r'<link rel="stylesheet" href="/page/([\w./-]+)">\n')
 SCRIPT = re.compile(r'<script src="/page/([\w./-]+)" (defer|type="module")></script>\n')
 ENDS_ELEMENT = re.compile(r"</(?=script|style)|<!--", re.IGNORECASE)
-"""What would end a script or style, or change how the rest of it is read."""
+"""Text that would end a script or style, or change how the rest is parsed."""
 
 
 def page_html(answers: Mapping[str, str], shared: Iterable[str] = ()) -> str:
@@ -42,7 +42,7 @@ def script(name: str, kind: str) -> str:
 
 
 def safe_inside(code: str) -> str:
-    """Code that no tag in it can end: in strings and patterns of scripts, `\\/` and `\\!` are the same characters."""
+    """Code that cannot end its tag: in strings and patterns of scripts, `\\/` and `\\!` are the same characters."""
     return ENDS_ELEMENT.sub(lambda found: f"{found[0][0]}\\{found[0][1:]}", code)
 
 
@@ -60,6 +60,6 @@ def digest(code: str) -> str:
 
 
 def embedded_json(value: object) -> str:
-    """JSON that can stand inside a script element: ASCII, in which halves of surrogate pairs survive, without tags."""
+    """JSON that is safe inside a script element: ASCII, so halves of surrogate pairs survive, without tags."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

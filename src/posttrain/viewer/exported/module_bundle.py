@@ -1,4 +1,4 @@
-"""The modules of the page as one classic script, in the order in which they need one another.
+"""The modules of the page as one classic script, ordered by their imports.
 
 Each module becomes a function that returns what it exports, so that no two modules share a name.  Modules import by
 `import { a, b } from "./file.js";` and export declared functions and constants: tests/test_viewer_page.py says so.

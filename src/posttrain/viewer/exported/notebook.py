@@ -19,7 +19,7 @@ class NotebookPage:
     height: int
 
     def _repr_html_(self) -> str:
-        """One block of HTML.  The frame runs only the page's own scripts, and reaches nothing outside of itself."""
+        """One block of HTML.  The frame only runs the page's own scripts, and cannot access anything outside itself."""
         look = f'width="100%" height="{self.height}" style="border: 0"'
         return f'<iframe title="posttrain run" sandbox="allow-scripts" {look} srcdoc="{escape(self.html)}"></iframe>'
 
@@ -31,6 +31,6 @@ def notebook_page(folder: Path, *, size: str, height: int) -> NotebookPage:
     except ValueError as error:
         raise UserError(f"show: {error}.") from error
     if not is_run(folder):
-        raise UserError(f"show: {folder}: is not the folder of a run.  Name the folder that a run has written.")
+        raise UserError(f"show: {folder}: is not the folder of a run.  Name the folder of a run.")
     runs = OpenedRuns.of(run_folders(folder), below=folder) if holds_runs(folder) else OpenedRuns.of([folder])
     return NotebookPage(export_runs(runs, limit).html, height)

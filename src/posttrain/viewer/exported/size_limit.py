@@ -1,4 +1,4 @@
-"""Answers that fit a size, counted in the bytes that they take in the file."""
+"""Answers that fit a size, counted in their bytes in the file."""
 
 import re
 from collections.abc import Mapping

@@ -10,12 +10,12 @@ from posttrain.viewer.rollout_answers import Piece
 
 COLUMNS = ("example", "tokens", "learned", "logprobs")
 MOST_TOKENS = 4000
-"""Of a demonstration that are shown."""
-LACKS = "demonstrations/: no row was held out, or an earlier version wrote this run, without losses of single tokens"
+"""Maximum tokens of a demonstration to show."""
+LACKS = "demonstrations/: no rows were held out, or an earlier version wrote this run without token losses"
 
 
 def demonstration_page(run: OpenedRun, step: int | None) -> DemonstrationPage:
-    """Those of a step; the last one if it has none."""
+    """The demonstrations of a step; of the last step if there are none."""
     faults: list[str] = []
     steps = run.demonstrations.steps()
     step = step if step in steps else steps[-1] if steps else None
@@ -44,7 +44,7 @@ def kept_rows(run: OpenedRun, step: int, faults: list[str]) -> list[dict[str, ob
 def demonstration_row(
     run: OpenedRun, row: Mapping[str, object], first: Mapping[str, object], faults: list[str]
 ) -> DemonstrationRow:
-    """A demonstration at a step, with its losses at the first one; tokens are numbers where there is no tokenizer."""
+    """A demonstration at a step, with its losses at the first step; without a tokenizer, tokens are numbers."""
     tokens = [each for each in as_list(row.get("tokens")) if isinstance(each, int)][:MOST_TOKENS]
     learned = [bool(each) for each in as_list(row.get("learned"))][:MOST_TOKENS]
     pieces = [Piece(text=f" {token}", id=token, special=False, sampled=True, partial=False) for token in tokens]

@@ -1,4 +1,4 @@
-"""The world of a run of inverse RL: rewards, policies and visits, laid out as the states lie."""
+"""The world of an inverse RL run: rewards, policies and visits, in the layout of the states."""
 
 import io
 import zipfile
@@ -33,17 +33,17 @@ NO_ARRAYS: Arrays = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Where states lie: state y · width + x."""
+    """The layout of states: state y · width + x."""
 
     width: int
     height: int
     upwards: bool
     moves: ndarray | None
-    """What each action adds to (x, y); None where the world is not a grid."""
+    """What each action adds to (x, y); None if the world is not a grid."""
 
 
 def grid_page(run: OpenedRun) -> GridPage:
-    """All that the page of a world shows; what cannot be read is left out and named."""
+    """Everything that the page of a world shows; unreadable parts are left out and named."""
     faults: list[str] = []
     summary = content_or(NOTHING, run.summary.content, faults)
     arrays = content_or(NO_ARRAYS, run.whole_file("reward.npz", read_arrays, NO_ARRAYS).content, faults)
@@ -87,7 +87,7 @@ def read_arrays(content: bytes) -> Arrays:
 
 
 def shape_of(run: OpenedRun, arrays: Arrays) -> Shape:
-    """The layout that the run kept, or that of an icy grid; else all states in one row."""
+    """The layout saved by the run, or an icy grid's; else all states in one row."""
     count = int(arrays["states"].max()) + 1
     world = run.section("world")
     if "shape" in arrays:
@@ -116,7 +116,7 @@ def known(arrays: Arrays, names: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def per_state(reward: ndarray) -> ndarray:
-    """The mean over actions, where a reward depends on them."""
+    """The mean over actions, if a reward depends on them."""
     found: ndarray = reward if reward.ndim == 1 else reward.mean(axis=1)
     return found
 
@@ -138,7 +138,7 @@ def grid_map(name: str, values: ndarray, low: Number = None, high: Number = None
 
 
 def arrows_of(arrays: Arrays, shape: Shape) -> list[GridArrows]:
-    """The mean step of each policy, at the first step where it depends on time."""
+    """The mean step of each policy, at the first time step if it depends on time."""
     if shape.moves is None:
         return []
     found = []

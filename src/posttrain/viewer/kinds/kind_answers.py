@@ -1,4 +1,4 @@
-"""What the addresses of kinds of runs answer; see answer_types.py.
+"""Answers for the pages of each kind of run; see answer_types.py.
 
 /api/run/R/pairs?step=N&sort=S&offset=O&limit=L    PairPage         reward-model, dpo, collect
 /api/run/R/demonstrations?step=N                   DemonstrationPage    sft
@@ -47,7 +47,7 @@ class PairRow(TypedDict):
     chosen_score: Number
     rejected_score: Number
     margin: Number
-    """Score of the chosen answer less that of the rejected one."""
+    """Score of the chosen answer minus the rejected one's."""
     tie: bool
     judge: str
 
@@ -56,10 +56,10 @@ class PairPage(TypedDict):
     """Some of a run's pairs."""
 
     scores: str
-    """What the scores are."""
+    """What the scores mean."""
     unit: str
     steps: list[int]
-    """Steps with pairs of their own: rounds of DPO.  Else empty."""
+    """Steps with their own pairs (rounds of DPO); else empty."""
     step: int | None
     total: int
     wrong: int
@@ -67,7 +67,7 @@ class PairPage(TypedDict):
     offset: int
     rows: list[PairRow]
     margins: list[Number]
-    """Of all pairs, for their distribution."""
+    """Margins of all pairs, for their distribution."""
     calibration: list[CalibrationCurve]
     counts: dict[str, Number]
     lacks: list[str]
@@ -83,7 +83,7 @@ class DemonstrationRow(TypedDict):
     losses: list[Number]
     """-log π of each token, in nats; null for tokens that are only read."""
     before: list[Number]
-    """The same before training; empty where it was not measured."""
+    """The same before training; empty if it was not measured."""
     mean: Number
     mean_before: Number
 
@@ -101,7 +101,7 @@ class DemonstrationPage(TypedDict):
 
 
 class GridMap(TypedDict):
-    """A number of each cell of a grid, or of each state; null where no state can be."""
+    """A number per cell of a grid, or per state; null for cells without a state."""
 
     name: str
     values: list[Number]
@@ -121,7 +121,7 @@ class GridPage(TypedDict):
 
     width: int
     height: int
-    """1 where the world is not a grid: states are then in one row."""
+    """1 if the world is not a grid: states are then in one row."""
     upwards: bool
     """Whether y grows upwards."""
     is_grid: bool
@@ -158,7 +158,7 @@ class ComparedVariant(TypedDict):
     """Mean, low and high, as the next two."""
     after: list[Number]
     gain: list[Number]
-    """Over the first variant with the same seed."""
+    """Difference to the first variant with the same seed."""
     numbers: dict[str, Number]
     runs: list[ComparedCell]
 
@@ -170,7 +170,7 @@ class ComparisonPage(TypedDict):
     measure: str
     variants: list[ComparedVariant]
     curves: list[Curves]
-    """Against tokens sampled, a line for each run."""
+    """Curves against sampled tokens, one line per run."""
     pictures: list[str]
     faults: list[str]
 
@@ -200,5 +200,5 @@ class PicturePage(TypedDict):
 
     name: str
     png: str
-    """In base64; empty where there is none."""
+    """The picture in base64; empty if there is none."""
     faults: list[str]

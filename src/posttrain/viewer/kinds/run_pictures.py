@@ -1,4 +1,4 @@
-"""Pictures that a run's folder has, as data that the page can show without another address."""
+"""Pictures in a run's folder, as data that the page shows without another request."""
 
 from base64 import b64encode
 
@@ -17,7 +17,7 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def pictures_of(run: OpenedRun, *names: str) -> list[str]:
-    """Those of the names that the folder has."""
+    """The names whose pictures the folder has."""
     return [name for name in names if (run.folder / PICTURES[name]).is_file()]
 
 

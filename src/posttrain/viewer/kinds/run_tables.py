@@ -1,4 +1,4 @@
-"""Pages of commands that make several runs: the table of a comparison, and phases, with the runs behind them."""
+"""Pages of commands that make several runs: comparisons and phases, with links to their runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ def comparison_page(run: OpenedRun, others: Sequence[OpenedRun]) -> ComparisonPa
 def compared_cell(
     run: OpenedRun, others: Sequence[OpenedRun], cell: Mapping[str, object], measure: str
 ) -> ComparedCell:
-    """A run of the comparison, with its number among the open ones."""
+    """A run of the comparison, with its number among the open runs."""
     seed = number(cell.get("seed"))
     place = run.folder / "cells" / f"{cell.get('variant')}-seed-{seed}"
     return ComparedCell(
@@ -73,13 +73,13 @@ def headline(cell: Mapping[str, object], when: str, measure: str) -> Number:
 
 
 def estimate(value: object) -> list[Number]:
-    """Mean, low and high; empty where there is none."""
+    """Mean, low and high; empty if missing."""
     found = mapping(value)
     return [number(found.get(name)) for name in ("mean", "low", "high")] if found else []
 
 
 def curves_of(cells: Sequence[Mapping[str, object]], measure: str) -> list[Curves]:
-    """Held-out results against the tokens that were sampled, a line for each run."""
+    """Held-out results against sampled tokens, one line per run."""
     lines = []
     for cell in cells:
         points = [each for each in as_list(cell.get("curve")) if isinstance(each, list) and len(each) == 3]
@@ -93,7 +93,7 @@ def curves_of(cells: Sequence[Mapping[str, object]], measure: str) -> list[Curve
 
 
 def phases_page(run: OpenedRun, others: Sequence[OpenedRun]) -> PhasesPage:
-    """The phases that are finished, then those that have begun."""
+    """The finished phases, then the started ones."""
     faults: list[str] = []
     listed = content_or(NO_LIST, run.whole_file("phases.json", json_list, NO_LIST).content, faults)
     finished = [mapping(each) for each in listed]

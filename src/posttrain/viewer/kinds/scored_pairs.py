@@ -1,4 +1,4 @@
-"""Pairs of answers with their scores: of a reward model, of DPO, and of collected preferences."""
+"""Pairs of answers with their scores: from a reward model, DPO, or collected preferences."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ def pair_page(run: OpenedRun, *, step: int | None, sort: str, offset: int, limit
 def missing(kind: str) -> str:
     if kind == "collect":
         return "preferences.jsonl: no pair is judged yet"
-    return "held_out.jsonl: no held-out pairs are kept (none were held out, the run is not finished, or it is older)"
+    return "held_out.jsonl: there are no held-out pairs (none were held out, the run is unfinished, or it is older)"
 
 
 def held_out_pairs(run: OpenedRun, faults: list[str]) -> ListedPairs:
@@ -163,7 +163,7 @@ def round_pairs(run: OpenedRun, step: int, faults: list[str]) -> list[PairRow]:
 
 
 def better_first(row: Mapping[str, object]) -> tuple[float, int]:
-    """As DPO ranks a group: of equal rewards the first sample is the better one."""
+    """DPO's ranking of a group: with equal rewards, the first sample is the better one."""
     return -(number(row.get("reward")) or 0.0), int(number(row.get("sample")) or 0)
 
 
@@ -187,7 +187,7 @@ def pair_row(
 
 
 def calibration(summary: Mapping[str, object], when: str) -> list[CalibrationCurve]:
-    """The calibration before or after training; none in runs without."""
+    """The calibration before or after training; None if the run does not have it."""
     measured = mapping(summary.get(when))
     bins = measured.get("calibration")
     if not isinstance(bins, list) or not bins:
