@@ -130,7 +130,7 @@ def test_a_rate_that_falls_with_the_steps_does_not_go_with_a_budget_nor_two_reci
     with refused("two recipes are called grpo"):
         variant_names(["here/grpo.yaml", "there/grpo.yaml"])
     falling = {"grpo": load_recipe(update={"schedule": "linear"})}
-    with refused("update.schedule = linear falls to zero at run.num_steps"):
+    with refused("update.schedule = linear decays to 0 at run.num_steps"):
         make_cells(falling, seeds=1, budget=Budget(minutes=1.0), folder=Path())
     assert make_cells(falling, seeds=1, budget=Budget(), folder=Path())
 
@@ -291,7 +291,7 @@ def test_what_lies_elsewhere_or_is_older_than_an_option_is_of_the_same_recipe(tm
     assert found.after["accuracy_sampled"] == 0.5
     content["update"]["learning_rate"] = 0.25
     kept.write_text(yaml.safe_dump(content))
-    with refused("update.learning_rate = ", ", which was 0.25", "Delete"):
+    with refused("update.learning_rate = ", "(was 0.25)", "Delete"):
         kept_result(cell)
     (cell.folder / "cell.json").unlink()
     assert kept_result(cell) is None

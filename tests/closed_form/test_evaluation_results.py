@@ -134,7 +134,7 @@ TAKEN = ("num_unscored", "accuracy_sampled", "outcomes", "accuracy_greedy", "mea
         (None, "NoneType"),
         ({"other": 1.0}, "mine"),
         ({"mean_length": 1.0}, "mean_length"),
-        (dict.fromkeys(NAMES, 1.0), "measured alpha, beta, kappa, mu, omega, zeta, but its readings are"),
+        (dict.fromkeys(NAMES, 1.0), "returned alpha, beta, kappa, mu, omega, zeta, but its readings are"),
     ],
     ids=["nan", "inf", "none", "text", "two", "too large", "nothing", "other", "taken", "in order"],
 )

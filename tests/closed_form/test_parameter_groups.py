@@ -112,7 +112,7 @@ def test_two_groups_of_one_name_or_with_one_parameter_are_refused() -> None:
     one, other = parameter(1, 2), parameter(1)
     with refused("parameter groups: 2 have the name 'head'.  Give each a unique name."):
         new_optimizer([*groups_of(head=one), *groups_of(head=other)], OptimizerOptions())
-    with refused("a parameter of shape [2] is in 'policy' and in 'value_head'; it can be"):
+    with refused("a parameter of shape [2] is in 'policy' and in 'value_head'.  Put it in only one"):
         new_optimizer(two_modules([one], [other, one]), OptimizerOptions())
 
 

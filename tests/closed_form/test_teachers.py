@@ -118,7 +118,7 @@ def test_the_student_itself_teaches_as_it_is_now_or_as_it_began() -> None:
 
 def test_a_model_of_the_same_vocabulary_teaches_and_goes_on_from_the_prompt_unless_it_sees_more(tmp_path: Path) -> None:
     folder = str(save_tiny_model(tmp_path / "teacher"))
-    with refused("algorithm.teacher.model = ", "policy's 24"):
+    with refused("algorithm.teacher.model = ", "policy's has 24"):
         smaller = as_policy(tiny_model("qwen3", torch.float32, exact=False), tokenizer())
         teacher_of(smaller, TeacherOptions(model=folder), {})
     student, given = load_policy(ModelOptions(path=folder)), ([asked("2", "3")], grades_of([[1.0, 0.0]]))

@@ -279,7 +279,7 @@ def test_a_request_ends_in_time_and_so_does_the_wait_for_one_before_it() -> None
         assert "not finished in 0.2 seconds" in refused_request(made, "/v1/completions", long, 503)
         short = {"prompt": QUESTION, "max_tokens": 1}
         with made.service.sampler.hands_off():  # as while other requests are answered
-            assert "busy for 0.2 seconds" in refused_request(made, "/v1/completions", short, 503)
+            assert "busy with earlier requests for 0.2 seconds" in refused_request(made, "/v1/completions", short, 503)
         assert asked(made, "/v1/completions", short)[0] == 200
 
 

@@ -112,7 +112,7 @@ def test_what_is_no_reward_model_of_one_number_over_the_policys_tokens_is_refuse
     strange = reward_tokenizer()
     strange.add_tokens(["<aside>"])
     strange.save_pretrained(folder)
-    with refused("algorithm.critic.path =", "differs from the policy's:", "such as '<aside>'"):
+    with refused("algorithm.critic.path =", "not the policy's:", "such as '<aside>'"):
         critic_of(policy, folder)
 
 

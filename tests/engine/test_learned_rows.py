@@ -138,11 +138,11 @@ REFUSED: list[tuple[Mapping[str, Any], DatasetOptions, str]] = [
     ({"input_ids": [1, 2.5]}, ALL, "whole numbers, not [1, 2.5]"),
     ({"input_ids": [1, 2, 99999]}, ALL, "rows:1: the tokenizer's token 99999 has no row"),
     ({"input_ids": [1, -1]}, ALL, "token -1 has no row"),
-    ({"input_ids": [1, 2], "labels": [1]}, ALL, "1 numbers in `labels`, and 2 in `input_ids`"),
+    ({"input_ids": [1, 2], "labels": [1]}, ALL, "1 numbers in `labels`, but 2 in `input_ids`"),
     ({"input_ids": [1, 2], "labels": [2, -100]}, ALL, "labels[0] = 2, but input_ids[0] = 1…Do not shift"),
     ({"input_ids": [1, 2], "attention_mask": [1, 0]}, ALL, "its attention_mask excludes tokens"),
     ({"input_ids": [1, 2], "labels": [-100, -100]}, ALL, "rows:1: nothing to learn"),
-    ({"input_ids": [1]}, ALL, "rows:1: has only one token"),
+    ({"input_ids": [1]}, ALL, "rows:1: nothing to learn"),
 ]
 
 

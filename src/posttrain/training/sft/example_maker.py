@@ -226,7 +226,7 @@ class ExampleMaker:
     def fitting(self, where: str, example: Example) -> Example | None:
         """The example; cut or skipped if it is too long."""
         if not example.num_sampled:
-            raise UserError(f"{where}: has only one token, which nothing predicts.  Drop the row.")
+            raise UserError(f"{where}: nothing to learn: no token after the first is learned.  Drop the row.")
         if len(example.tokens) <= self.longest:
             return example
         self.too_long.append((where, len(example.tokens)))
