@@ -214,6 +214,7 @@ def closing_lines(
 
 
 def unmeasured_lines(summary: Mapping[str, object]) -> list[str]:
+    """The last lines of a run without held-out problems."""
     rewards = cast("Mapping[str, float | None] | None", summary["training_reward"])
     lines = [
         NOTHING_HELD_OUT,
