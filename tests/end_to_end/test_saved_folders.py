@@ -300,4 +300,4 @@ def test_an_adapter_that_only_peft_reads_is_told_at_first(tmp_path: Path, capsys
     model = wrapped("qwen3_moe", tmp_path / "base", AutoModelForCausalLM)
     SFTTrainer(model, SFTConfig(str(tmp_path / "run")), train_dataset=[{"text": "1"}])
     said = capsys.readouterr().out
-    mentions(said, "peft will read the adapter that is saved, and posttrain's commands will not", "gate.weight")
+    mentions(said, "PEFT will read the saved adapter, but posttrain's commands will not", "gate.weight")

@@ -1,10 +1,10 @@
-"""TRL's configs and trainers over our loop: `from posttrain.trl import GRPOConfig, GRPOTrainer`.
+"""TRL's configs and trainers on our loop: `from posttrain.trl import GRPOConfig, GRPOTrainer`.
 
     args = GRPOConfig(output_dir="run", max_steps=100)
     trainer = GRPOTrainer(model="my-model", reward_funcs=[solved], args=args, train_dataset=rows)
     trainer.train()
 
-docs/guides/trl.md says what is the same, and what is not.
+docs/guides/trl.md says what is the same and what differs.
 """
 
 import importlib
@@ -52,7 +52,7 @@ sys.meta_path.append(ModulesElsewhere())
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """A module of this package, or an ImportError that says what to use in place of a name of TRL's."""
+        """A module of this package, or an ImportError that says what to use instead of a TRL name."""
         if name.startswith("_"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if find_spec(f"{__name__}.{name}") is not None:

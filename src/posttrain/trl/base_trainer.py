@@ -1,4 +1,4 @@
-"""What all trainers share: the policy, the rows, the callbacks, train() and evaluate().
+"""The parts that all trainers share: policy, rows, callbacks, train() and evaluate().
 
 Each kind of trainer defines what it trains and measures.
 """
@@ -45,7 +45,7 @@ Args = TypeVar("Args", bound=TrainingFields)
 class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
     """A model, rows and callbacks.  Each kind of trainer defines `recipe`, `_fit` and `_measured`.
 
-    `notes` lists what TRL would do differently.
+    `notes` lists the differences to TRL.
     """
 
     settable = frozenset({"train_dataset", "eval_dataset", "optimizer", "lr_scheduler"})
@@ -57,17 +57,17 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
     config_class: ClassVar[type[TrainingFields]]
     wanted: ClassVar[str] = "give rows"
     logged: ClassVar[Sequence[str]] = ("loss", "grad_norm", "learning_rate", "num_tokens")
-    """Our metrics that a step logs, under the same names as in TRL."""
+    """Our metrics that a step logs under TRL's names."""
     only_default: ClassVar[Mapping[str, str]] = {
         "data_collator": "rows are made into tokens in one way",
         "compute_metrics": "an evaluation has TRL's metrics",
         "preprocess_logits_for_metrics": "an evaluation has TRL's metrics",
         "optimizer_cls_and_kwargs": "give the optimiser itself in `optimizers`",
     }
-    """Arguments of TRL's trainer that accept only their default, with the reason."""
+    """Arguments of TRL's trainer that only accept their default, with the reason."""
 
     def __init__(self, args: Args | None, given: Given) -> None:
-        """Without `args` they are the defaults, in a folder named after the model."""
+        """Without `args`, the defaults are used, with a folder named after the model."""
         if given.train_dataset is None:
             raise UserError(f"{type(self).__name__}: train_dataset is missing; {self.wanted}.")
         kind = cast(type[Args], self.config_class)
@@ -95,12 +95,12 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
         recipe.require_strategies(self.args, measures=self.eval_dataset is not None)
         own_optimizer(given.optimizers)
         self.optimizer: Optimizer | None = given.optimizers[0]
-        """The script's; else None until a run begins, and then that run's AdamW."""
+        """The script's optimiser; else None until a run starts, and then the run's AdamW."""
         self.lr_scheduler: Schedule | None = given.optimizers[1]
-        """The script's; else None until a run begins, and then that run's rates."""
+        """The script's scheduler; else None until a run starts, and then the run's rates."""
         self._of_run: tuple[object, ...] = ()
         self._updates_before = 0
-        """Updates of the weights in earlier calls of train()."""
+        """Number of updates in earlier calls of train()."""
 
     def _finish_init(self) -> None:
         for note in self.notes:
@@ -110,7 +110,7 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
 
     @property
     def model(self) -> nn.Module:
-        """With an adapter a PeftModel around the policy, or around a classifier of its layers."""
+        """The model; with an adapter, a PeftModel around the policy, or around a classifier of its layers."""
         return self._shown_model
 
     @cached_property
@@ -133,7 +133,7 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
 
     @property
     def accelerator(self) -> OneProcess:
-        """The only process, with the attributes of accelerate that scripts read."""
+        """The only process, with the accelerate attributes that scripts read."""
         return OneProcess(self.policy.device)
 
     @property
@@ -149,11 +149,11 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
         return sum(each.numel() for each in self.model.parameters() if each.requires_grad)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The rows in batches of a device, in order, for scripts to read; training draws its batches itself."""
+        """The rows in device batches, in order, for scripts to read; training draws its own batches."""
         return loader(self.train_dataset, "train_dataset", self.args.per_device_train_batch_size)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """The same for the evaluation rows; a name selects one of several data sets."""
+        """The same for the evaluation rows; a name selects one of several datasets."""
         given: Any = self.eval_dataset
         if eval_dataset is not None:
             given = given[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
@@ -165,7 +165,7 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
         saved_models.write_trainer_state(self.state, self.folder)
 
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
-        """Print numbers of a part of the data ("train", "eval"), a line each."""
+        """Print numbers of a part of the data ("train", "eval"), one per line."""
         width = max(map(len, metrics), default=0)
         print(f"posttrain.trl: {split} metrics", flush=True)
         for name in sorted(metrics):
@@ -195,7 +195,7 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
 
     @classmethod
     def require_defaults(cls, given: Mapping[str, object]) -> None:
-        """Refuse arguments that TRL's trainer does not have, and values that this one does not support."""
+        """Reject arguments that TRL's trainer does not have, and values that this one does not support."""
         for name, value in given.items():
             if name not in cls.only_default:
                 known = [each for each in signature(cls).parameters if each not in ("self", "not_here")]
@@ -206,13 +206,13 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
                 raise UserError(f"{cls.__name__}: {name} = {value!r:.60}: {cls.only_default[name]}.  Leave it out.")
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
-        """Train to the end, or until a callback stops; the folder is then a run folder like any other."""
+        """Train to the end, or until a callback stops; the folder is then an ordinary run folder."""
         with errors_by_field(self.args):
             checkpoint = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
             resume, from_step = saved_models.resume_step(checkpoint, self.folder)
             if not resume and (self.folder / "config.yaml").is_file() and not self.args.overwrite_output_dir:
                 remedy = "Use resume_from_checkpoint=True, another folder, or overwrite_output_dir=True, to delete it."
-                raise UserError(f"output_dir = {self.folder}: there is a run in it already.  {remedy}")
+                raise UserError(f"output_dir = {self.folder}: already contains a run.  {remedy}")
             config, length, rows = self.described()
             self.optimizer = None if any(self.optimizer is each for each in self._of_run) else self.optimizer
             self.lr_scheduler = None if any(self.lr_scheduler is each for each in self._of_run) else self.lr_scheduler
@@ -240,7 +240,7 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
         return TrainOutput(self.state.global_step, watcher.mean_loss, watcher.ended)
 
     def described(self, rows: list[Row] | None = None) -> tuple[Any, RunLength, list[Row]]:
-        """The run in our words, how long it is, and its rows: those of train_dataset unless some are given."""
+        """The run as our config, its length, and its rows: train_dataset, unless others are given."""
         require_values(self.args)  # a script may have changed some since the trainer was made
         rows = self.train_rows() if rows is None else rows
         length = self.length(len(rows))
@@ -250,18 +250,18 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
         return run_length(self.args, num_rows)
 
     def recipe(self, rows: list[Row], length: RunLength) -> Any:
-        """The run in our words."""
+        """The run as our config."""
         raise NotImplementedError
 
     def _fit(self, config: Any, **given: Any) -> Run:
-        """Train, on `rows`; `given` are arguments that all functions that train take."""
+        """Train on `rows`; `given` are arguments of all training functions."""
         raise NotImplementedError
 
     def _entry(self, report: StepReport) -> Entry:
         return {name: report.metrics[name] for name in self.logged}
 
     def _measured(self, rows: list[Row]) -> Entry:
-        """Metrics of evaluation rows, under names without the prefix."""
+        """Metrics of evaluation rows, with names without the prefix."""
         raise NotImplementedError
 
     def take_best(self, checkpoint: Path, folder: Path) -> None:
@@ -278,7 +278,7 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
         return self.rows(self.train_dataset, "train_dataset")
 
     def rows_to_draw(self) -> int | None:
-        """Rows that a run of max_steps reads; None if epochs define its length."""
+        """Number of rows that a run of max_steps reads; None if epochs define its length."""
         args = self.args
         return args.max_steps * args.rows_per_update if args.max_steps > 0 else None
 
@@ -289,7 +289,7 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
     def create_scheduler(
         self, num_training_steps: int, optimizer: Optimizer | None = None
     ) -> lr_scheduler.LRScheduler | None:
-        """None, for the schedule of the arguments; `train` uses a script's override."""
+        """None, which means the schedule of the arguments; `train` uses a script's override."""
         return None
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
@@ -320,9 +320,9 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, Any]:
-        """Measure the model on evaluation rows, and log the metrics; of several sets, each under its name.
+        """Measure the model on evaluation rows, and log the metrics; with several sets, each under its name.
 
-        `ignore_keys` is accepted and has no effect: no outputs of the model are gathered.
+        `ignore_keys` is accepted but has no effect: model outputs are not gathered.
         """
         given = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(given, Mapping):
@@ -347,13 +347,13 @@ class BaseTrainer(saved_models.ModelWriter, Generic[Args]):
 
 
 def own_optimizer(given: tuple[object, object]) -> OwnOptimizer | None:
-    """The optimiser and the scheduler that a script gives; None if it leaves both out."""
+    """The optimiser and the scheduler given by a script; None if both are left out."""
     optimizer, scheduler = given
     if optimizer is None and scheduler is None:
         return None
     if not isinstance(optimizer, Optimizer) or not isinstance(scheduler, lr_scheduler.LRScheduler | None):
         raise UserError(
-            "optimizers: give (optimizer, scheduler) of torch, or (optimizer, None) for lr_scheduler_type from the"
+            "optimizers: give torch's (optimizer, scheduler), or (optimizer, None) for lr_scheduler_type with the"
             " rates of the optimiser's groups.  A scheduler needs its optimiser."
         )
     return OwnOptimizer(optimizer=optimizer, scheduler=scheduler)

@@ -1,8 +1,8 @@
-"""transformers' callbacks on a run of ours.
+"""transformers' callbacks on our runs.
 
-A watcher calls them, keeps log_history, finds the best evaluation, and stops for them.  With `metric_for_best_model`
-each evaluation is compared with the best so far.  Unlike in transformers, the step of the best is saved when it is
-found, so that save_steps need not be a multiple of eval_steps.
+A watcher calls them, keeps log_history, finds the best evaluation, and stops for them.  With `metric_for_best_model`,
+each evaluation is compared with the best so far.  Unlike in transformers, the best step is saved when it is found, so
+save_steps does not have to be a multiple of eval_steps.
 """
 
 import math
@@ -25,7 +25,7 @@ from posttrain.trl.log_entries import Entry, taken_entry
 from posttrain.trl.saved_models import link_checkpoint, prune_checkpoints, write_trainer_state
 
 LOGGED_BY_STEPS = ("loss", "grad_norm", "learning_rate")
-"""What only entries of steps have."""
+"""Keys that only entries of steps have."""
 
 
 class RunRates:
@@ -35,7 +35,7 @@ class RunRates:
         self.optimizer = optimizer
 
     def get_last_lr(self) -> list[float]:
-        """The rate of each parameter group in the last update; before the first, the one to begin with."""
+        """The rate of each parameter group in the last update; before the first update, the initial rate."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, list[float]]:
@@ -47,7 +47,7 @@ Schedule = optim.lr_scheduler.LRScheduler | RunRates
 
 @dataclass(slots=True, kw_only=True)
 class Events:
-    """The callbacks of a trainer, and the state and the control that they receive."""
+    """The callbacks of a trainer, with the state and the control that they receive."""
 
     args: TrainingFields
     model: Callable[[], nn.Module]
@@ -63,7 +63,7 @@ class Events:
     control: TrainerControl = field(default_factory=TrainerControl)
 
     def call(self, event: str, **more: object) -> None:
-        """Call a method of each callback; a control that one returns replaces the control."""
+        """Call a method of each callback; if one returns a control, it replaces the current one."""
         for callback in self.callbacks:
             returned = getattr(callback, event)(
                 self.args,
@@ -80,9 +80,9 @@ class Events:
             self.control = self.control if returned is None else returned
 
     def begin(self, state: TrainerState) -> None:
-        """Begin training with this state, a new one or that of a checkpoint.
+        """Start training with this state, which is new or from a checkpoint.
 
-        Raises UserError for a callback that could never do anything.
+        Raises UserError for a callback that could never have an effect.
         """
         metric, strategy = self.args.metric_for_best_model, self.args.eval_strategy
         measured = metric is not None and strategy != "no"
@@ -101,7 +101,7 @@ class Events:
 
 
 def made_callback(given: object) -> TrainerCallback:
-    """A callback, made if its class is given.  Raises UserError for another object."""
+    """A callback, created if its class is given.  Raises UserError for another object."""
     made = given() if isinstance(given, type) else given
     if not isinstance(made, TrainerCallback):
         raise UserError(
@@ -113,7 +113,7 @@ def made_callback(given: object) -> TrainerCallback:
 
 @dataclass(kw_only=True, eq=False)
 class CallbackWatcher(Watcher):
-    """Calls callbacks in each step, and then logs, evaluates and saves as they and the arguments request."""
+    """Calls callbacks in each step, then logs, evaluates and saves as they and the arguments request."""
 
     events: Events
     length: RunLength
@@ -136,7 +136,7 @@ class CallbackWatcher(Watcher):
         return self.events.args
 
     def on_begin(self, report: BeginReport) -> None:
-        """Give the callbacks the intervals, the optimiser and the rates of a run that begins or continues."""
+        """Give the callbacks the intervals, the optimiser and the rates of a run that starts or continues."""
         self.take_optimizer(report.optimizer)
         state, args, length = self.events.state, self.args, self.length
         state.max_steps, state.num_train_epochs = length.updates, -(-length.updates // length.updates_per_epoch)
@@ -147,7 +147,7 @@ class CallbackWatcher(Watcher):
         self.events.call("on_train_begin")
 
     def interval(self, updates: float) -> int:
-        """A number of updates, which may be given as a share of all."""
+        """A number of updates, which can be given as a share of all updates."""
         return -int(-self.length.updates * updates // 1) if updates < 1 else int(updates)
 
     def on_step_begin(self, step: int) -> None:
@@ -198,7 +198,7 @@ class CallbackWatcher(Watcher):
         return self.crossed(every, before=before)
 
     def on_save(self, report: CheckpointReport) -> None:
-        """Complete a checkpoint that was written, and call callbacks unless it is that of step 0."""
+        """Complete a written checkpoint, and call callbacks unless it is the one of step 0."""
         state = self.events.state
         self.events.control.should_save = False
         if report.step * self.length.updates_per_step == state.best_global_step:
@@ -234,7 +234,7 @@ class CallbackWatcher(Watcher):
 
 
 def is_best(args: TrainingFields, state: TrainerState, measured: Mapping[str, object]) -> bool:
-    """Whether an evaluation is better than all before it; the state then notes it.
+    """Whether an evaluation is better than all earlier ones; if so, the state records it.
 
     None and NaN are never better.  Raises UserError if the evaluation does not have the metric.
     """

@@ -45,7 +45,7 @@ class PairTrainer(BaseTrainer[PairArgs]):
     wanted = "give rows with `chosen` and `rejected`"
 
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
-        """The rows with the columns that are read.  Raises UserError where some would say what is not heeded."""
+        """The rows with the columns that are read.  Raises UserError if other columns would be ignored."""
         rows = super().rows(given, name)
         for column in ("image", "images", "chat_template_kwargs"):
             if any(row.get(column) for row in rows):
@@ -53,7 +53,7 @@ class PairTrainer(BaseTrainer[PairArgs]):
         return [{column: row[column] for column in READ if row.get(column) is not None} for row in rows]
 
     def pairs(self, rows: Sequence[Row], options: PairOptions) -> Sequence[Preference]:
-        """The pairs of some rows, made into tokens."""
+        """The tokenised pairs of some rows."""
         renderer = TokenizerRenderer(self.policy.tokenizer, template_options=self.model_options.template_options)
         assert options.max_length is not None, "as options_of_pairs has it"
         return preference_set(
@@ -87,11 +87,11 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
 }
 OF_PAIRS = tuple(f"rewards/{each}" for each in ("chosen", "rejected", "accuracies", "margins"))
 OF_PAIRS += ("logps/chosen", "logps/rejected")
-"""What TRL logs of pairs, as our metrics have it."""
+"""TRL's metrics of pairs, from our metrics."""
 
 
 class DPOTrainer(PairTrainer[DPOConfig]):
-    """Trains a policy on pairs of answers, called as TRL's class of that name; the loop is that of `train_dpo`."""
+    """Trains a policy on pairs of answers, with the interface of TRL's class; the loop is `train_dpo`."""
 
     config_class = DPOConfig
     logged = (*BaseTrainer.logged, *OF_PAIRS)
@@ -113,7 +113,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         peft_config: PeftConfig = None,
         **not_here: object,
     ) -> None:
-        """Without `ref_model` the reference is the policy as it is now; `not_here` are arguments that are refused."""
+        """Without `ref_model`, the reference is the current policy; `not_here` are arguments that are rejected."""
         self.require_defaults({"data_collator": data_collator, "compute_metrics": compute_metrics, **not_here})
         source = model, processing_class, peft_config, quantization_config
         given = Given(*source, callbacks, train_dataset, eval_dataset, optimizers)
@@ -123,7 +123,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         apart = None if self.ref_model is None else UncopiedPolicy(self.ref_model)
         precomputed = self.args.precompute_ref_log_probs and not trains_adapter_alone(self.policy.model)
         self.reference: Reference | None = apart or (None if precomputed else reference_of(self.policy))
-        """None if it is the first policy, whose log-probs are computed before the first update."""
+        """The reference; None if it is the first policy, whose log-probs are computed before the first update."""
         self.reference_logprobs: dict[object, tuple[float, float]] = {}
         """The first policy's log-probs of evaluation pairs, by their tokens."""
         self._finish_init()
@@ -199,7 +199,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
 
 
 def loss_options(args: DPOConfig, notes: list[str]) -> dict[str, Any]:
-    """TRL's losses by our options; what is computed otherwise is added to the notes."""
+    """TRL's losses as our options; differences are added to the notes."""
     kinds, weights = list(args.loss_type), args.loss_weights or [1.0] * len(args.loss_type)
     weighted = dict(zip(kinds, weights, strict=True))
     nll = weighted.pop("sft", 0.0)

@@ -1,4 +1,4 @@
-"""GRPOTrainer and RLOOTrainer: TRL's constructor and methods over the loop of `posttrain.train`."""
+"""GRPOTrainer and RLOOTrainer: TRL's constructor and methods on the loop of `posttrain.train`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -42,11 +42,11 @@ REPLIES_COUNT = (
     " are appended to the tokens before them, which are never made anew."
 )
 PURPOSE = "trl evaluation"
-"""The name of an evaluation's random streams: the same numbers for every evaluation of one run."""
+"""The name of an evaluation's random streams: every evaluation of a run uses the same numbers."""
 
 
 class SampledTrainer(BaseTrainer[SampledArgs]):
-    """Trains a model by reward, called as TRL's trainers are; `notes` lists what TRL would do differently."""
+    """Trains a model by reward, with the interface of TRL's trainers; `notes` lists the differences to TRL."""
 
     by_reward = True
     wanted = "give rows, each with a `prompt`"
@@ -92,14 +92,14 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         if self.replies:
             self.notes.append(REPLIES_COUNT)
         self.engine: Engine | None = None
-        """An engine that a script sets, in place of the one in this process."""
+        """An engine set by a script, instead of the in-process one."""
         self.session: Session | None = None
-        """During train() or evaluate()."""
+        """Whether train() or evaluate() is running."""
         self._finish_init()
 
     @property
     def plan(self) -> BatchPlan:
-        """Batches in our words, of the present arguments: a script may have changed some."""
+        """The batches in our terms, from the current arguments, which a script may have changed."""
         return batch_plan(self.args)
 
     def objects(self, rows: Sequence[Row]) -> CallerObjects:
@@ -122,7 +122,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         return self.plan.length(self.args, num_rows)
 
     def recipe(self, rows: list[Row], length: RunLength) -> Config:
-        """With micro-batches of as many rows as TRL has on a device, of the longest there are."""
+        """The config with micro-batches that fit as many rows as TRL has on a device, at their longest."""
         config = rl_config(self.args, self.model_options, self.plan, length)
         if self.replies:
             most = getattr(self.args, "max_tool_calling_iterations", None)
@@ -139,7 +139,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         return rows
 
     def rows_to_draw(self) -> int | None:
-        """Rows that a run of max_steps reads; None where epochs say how long it is."""
+        """Number of rows that a run of max_steps reads; None if epochs define its length."""
         most, plan = self.args.max_steps, self.plan
         return -(-most // plan.updates_per_step) * plan.prompts_per_step if most > 0 else None
 
@@ -203,7 +203,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
 
 
 class GRPOTrainer(SampledTrainer[GRPOConfig]):
-    """Trains a model by reward with GRPO and its variants, called as TRL's class of that name.
+    """Trains a model by reward with GRPO and its variants, with the interface of TRL's class.
 
     trainer = GRPOTrainer(model=PATH, reward_funcs=solved, args=GRPOConfig(...), train_dataset=rows)
     trainer.train()
@@ -213,13 +213,13 @@ class GRPOTrainer(SampledTrainer[GRPOConfig]):
 
 
 class RLOOTrainer(SampledTrainer[RLOOConfig]):
-    """Trains a model by reward with RLOO, called as TRL's class of that name."""
+    """Trains a model by reward with RLOO, with the interface of TRL's class."""
 
     config_class = RLOOConfig
 
 
 def require_prompts(rows: Sequence[Row], name: str) -> None:
-    """Refuse a row without the column `prompt`, unless all rows have their prompts in `messages` or in preferences."""
+    """Reject a row without the column `prompt`, unless all rows have their prompts in `messages` or in preferences."""
     columns = {column for row in rows for column in row}
     if "prompt" not in columns and ("messages" in columns or {"chosen", "rejected"} <= columns):
         return
@@ -238,7 +238,7 @@ def rows_task(rows: Sequence[Row], options: Any, policy: Policy, template: Mappi
 
 @torch.no_grad()
 def loss_entry(session: Session, collected: CollectedStep, logged: Logged) -> Entry:
-    """The loss that an update on these completions would begin with, a mean over mini-batches, and its metrics."""
+    """The initial loss of an update on these completions, a mean over mini-batches, and its metrics."""
     learner, clock = session.learner, Clock()
     credited = learner.credit(collected, clock)
     batches = learner.batches(credited, clock)

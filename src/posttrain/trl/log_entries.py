@@ -1,4 +1,4 @@
-"""TRL's metrics of a step and of an evaluation: under its names the quantities that its source computes."""
+"""TRL's metrics of a step and of an evaluation: the quantities that its source computes, under its names."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,33 +18,33 @@ from posttrain.trl.configs.trainer_configs import GRPOConfig, SampledFields
 
 Entry = dict[str, float | None]
 ZeroDeviation = Literal["group", "batch", "sum"]
-"""What frac_reward_zero_std looks at: each group, the rewards of the step, or the sum of normalised rewards."""
+"""What frac_reward_zero_std is computed from: each group, the step's rewards, or the sum of normalised rewards."""
 CLIPPED = {name: name for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")}
 """Shares of tokens or completions, by TRL's name; a group without advantage is not trained on, and never clipped."""
 LENGTHS = ("mean_length", "min_length", "max_length")
 OF_COMPLETIONS = tuple(f"completions/{name}" for name in (*LENGTHS, "clipped_ratio"))
 OF_TERMINATED = tuple(f"completions/{name.replace('_', '_terminated_')}" for name in LENGTHS)
 LAST = ("num_tokens", "learning_rate", "grad_norm")
-"""Of these an entry has the last value, of others the mean since the entry before."""
+"""An entry has the last value of these, and the mean since the previous entry of others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """What TRL logs of a run, as far as its arguments say so."""
+    """What TRL logs for a run, as decided by its arguments."""
 
     clipped: Mapping[str, str]
     """Shares of clipped tokens or completions: TRL's name and ours."""
     zero_deviation: ZeroDeviation = "group"
     clips_completions: bool = False
-    """Whether those are shares of all completions; else of the tokens of completions that are not masked."""
+    """Whether these are shares of all completions; else of the tokens of completions that are not masked."""
     masks_truncated: bool = False
     kl_coefficient: float | None = None
-    """Of a KL that is taken off the rewards, of which `kl` is the mean; None where `kl` is a term's of the loss."""
+    """Coefficient of a KL that is subtracted from the rewards, with `kl` as its mean; None if `kl` is a loss term."""
 
     def penalised_kl(
         self, groups: Sequence[Group], penalties: Float64[Tensor, " token"] | None
     ) -> dict[str, float | None]:
-        """TRL's `kl` of RLOO: the mean of log μ/ref over the tokens that were sampled, of what it cost each token."""
+        """TRL's `kl` of RLOO: the mean of log μ/ref over the sampled tokens, from its cost per token."""
         if self.kl_coefficient is None or penalties is None:
             return {}
         rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -54,7 +54,7 @@ class Logged:
         return {"kl": -kept.mean().item() / self.kl_coefficient if len(kept) else 0.0}
 
     def trained_share(self, *, tokens: float, completions: float, groups: Sequence[Group], passes: int = 1) -> float:
-        """Tokens, or completions, that were trained on, in all passes, as a share of those that TRL divides by."""
+        """Tokens, or completions, trained on in all passes, as a share of the number that TRL divides by."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if self.clips_completions:
             return completions / (len(rollouts) * passes)
@@ -78,7 +78,7 @@ def logged_by(args: SampledFields) -> Logged:
 
 
 def sampled_entry(groups: Sequence[Group], grades: Grades, logged: Logged) -> Entry:
-    """What TRL logs of completions and rewards.
+    """TRL's metrics of completions and rewards.
 
     `reward_std` is over all rewards of the batch, sample deviation.  Lengths of completions that stopped are 0 where
     none did.
@@ -112,7 +112,7 @@ def share_without_deviation(grades: Grades, over: ZeroDeviation) -> float:
 
 
 def token_entry(means: Mapping[str, float], logged: Logged, *, trained_share: float) -> Entry:
-    """What TRL logs of tokens, from our means over what is trained on and its share of what TRL divides by."""
+    """TRL's metrics of tokens, from our means over trained tokens and their share of what TRL divides by."""
     entry: Entry = {name: means[name] for name in ("kl", "entropy") if name in means}
     return entry | {theirs: means.get(ours, 0.0) * trained_share for theirs, ours in logged.clipped.items()}
 

@@ -32,12 +32,12 @@ Dataset = Iterable[Row]
 Optimizers = tuple[Optimizer | None, lr_scheduler.LRScheduler | None]
 Dtype = Literal["auto", "float32", "bfloat16"]
 NO_MATTER = ("device_map", "use_cache", "low_cpu_mem_usage")
-"""Arguments of from_pretrained that say where and how, and change no number."""
+"""Arguments of from_pretrained that say where and how to load, and do not change results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What every trainer is given: its model, rows, callbacks and optimiser."""
+    """The arguments of every trainer: model, rows, callbacks and optimiser."""
 
     model: str | nn.Module
     processing_class: PreTrainedTokenizerBase | None
@@ -48,11 +48,11 @@ class Given:
     eval_dataset: Dataset | Mapping[str, Dataset] | None
     optimizers: Optimizers
     loaded_here: bool = False
-    """Whether the trainer has loaded the object, as the arguments say, and not the script."""
+    """Whether the trainer, not the script, loaded the model object."""
 
 
 def named_folder(model: object) -> str:
-    """The folder, or name on the hub, that a model object was loaded from; of a `PeftModel` its base's."""
+    """The folder, or name on the hub, that a model object was loaded from; for a `PeftModel`, its base's."""
     return str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
 
 
@@ -63,7 +63,7 @@ def load_source(source: Given, args: TrainingFields, notes: list[str]) -> tuple[
 
         if not isinstance(cast(object, source.peft_config), LoraConfig):
             kind = type(source.peft_config).__name__
-            raise UserError(f"peft_config: a {kind} is given; adapters are LoRA here: peft.LoraConfig.")
+            raise UserError(f"peft_config: a {kind} is given.  Only LoRA is supported: give a peft.LoraConfig.")
     options = model_options(source, args, notes)
     if isinstance(source.model, str):
         policy, shown, options = policy_of_path(source, options, args, notes)
@@ -90,7 +90,7 @@ def load_source(source: Given, args: TrainingFields, notes: list[str]) -> tuple[
         notes.append(f"{given}: TRL adds the loss of its router, and none is added here.")
     unread = unread_reason(policy.model)
     if unread is not None:
-        notes.append(f"peft will read the adapter that is saved, and posttrain's commands will not.  {unread}")
+        notes.append(f"PEFT will read the saved adapter, but posttrain's commands will not.  {unread}")
     policy = with_tokenizer_fields(policy, args)
     if lora_layers(policy.model) and find_spec("peft") is None:
         notes.append("peft is not installed: save the adapter by trainer.save_model, not by trainer.model.")
@@ -103,7 +103,7 @@ def is_peft_model(model: object) -> bool:
 
 
 def model_options(source: Given, args: TrainingFields, notes: list[str]) -> ModelOptions:
-    """What the arguments say of loading."""
+    """The arguments about loading, as options."""
     given = mapping_of(args, "model_init_kwargs")
     dtype = dtype_of(given.pop("dtype", given.pop("torch_dtype", None)), args, notes)
     quantization = given.pop("quantization_config", None) or source.quantization_config
@@ -174,7 +174,7 @@ def quantized(config: object, notes: list[str]) -> Literal["nf4"] | None:
 def policy_of_path(
     source: Given, options: ModelOptions, args: TrainingFields, notes: list[str]
 ) -> tuple[Policy, nn.Module | None, ModelOptions]:
-    """A policy of a folder or of the hub, and the PeftModel around it where there is one."""
+    """A policy from a folder or the hub, and the PeftModel around it, if any."""
     config = source.peft_config
     if config is None:
         if options.quantization is not None:
@@ -198,7 +198,7 @@ def policy_of_path(
 
 
 def model_object(source: Given, model: nn.Module, options: ModelOptions) -> nn.Module:
-    """A model that a script has loaded itself, on its device, with the adapter of `peft_config`."""
+    """A model that a script has loaded, on its device, with the adapter of `peft_config`."""
     if options.quantization is not None:
         raise UserError("quantization_config: the model is loaded already.  Load it with that config, or give a path.")
     move_to(model, chosen_device(options.device))
@@ -214,8 +214,8 @@ def model_object(source: Given, model: nn.Module, options: ModelOptions) -> nn.M
 def move_to(model: nn.Module, device: torch.device) -> None:
     """Move a model to the device that trains, as transformers' Trainer does.
 
-    A quantised model, or one spread over devices by a `device_map`, stays where its loader has placed it; so does one
-    on another device of that kind, where the script has put it.
+    A quantised model, or one spread over devices by a `device_map`, stays where its loader placed it.  A model on
+    another device of the same kind stays where the script put it.
     """
     there = next((parameter.device.type for parameter in model.parameters()), device.type)
     placed = getattr(model, "hf_device_map", None) is not None or getattr(model, "is_quantized", False)
@@ -231,7 +231,7 @@ def require_tokenizer(candidate: object) -> PreTrainedTokenizerBase:
 
 
 def with_tokenizer_fields(policy: Policy, args: TrainingFields) -> Policy:
-    """The policy with the stop token and the chat template that the arguments name; its tokenizer is changed."""
+    """The policy with the stop token and the chat template of the arguments; its tokenizer is changed."""
     owner, given = type(args).__name__, vars(args)
     template, eos_token = given.get("chat_template_path"), given.get("eos_token")
     if template is not None:
@@ -249,7 +249,7 @@ def with_tokenizer_fields(policy: Policy, args: TrainingFields) -> Policy:
 
 
 def copy_template(policy: Policy, path: str, owner: str) -> None:
-    """Take the chat template of a Jinja file, or of the tokenizer of a folder or of the hub."""
+    """Use the chat template of a Jinja file, or of a tokenizer in a folder or on the hub."""
     where = f"{owner}: chat_template_path = {path!r}"
     if path.endswith((".jinja", ".j2")):
         if not Path(path).is_file():
@@ -269,7 +269,7 @@ def copy_template(policy: Policy, path: str, owner: str) -> None:
 
 
 def rows_of_dataset(given: object, name: str, *, most: int | None) -> list[Row]:
-    """The rows; of what has no length, such as a stream, as many as a run can draw."""
+    """The rows; from data without a length, such as a stream, as many as a run can draw."""
     kind = type(given).__name__
     if isinstance(given, Mapping):
         names = ", ".join(map(str, given))

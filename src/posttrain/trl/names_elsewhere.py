@@ -1,4 +1,4 @@
-"""Names of TRL that this package does not have or does not call: each is refused with what to use instead."""
+"""TRL names that this package does not have or does not call: each is rejected with what to use instead."""
 
 import json
 import re
@@ -54,7 +54,7 @@ MODULES = {
 
 
 class ModulesElsewhere(MetaPathFinder):
-    """Says what to import instead of a module of TRL's; it runs after all other finders."""
+    """Says what to import instead of a TRL module; it runs after all other finders."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         """Nothing.  Raises ModuleNotFoundError for a module that TRL has."""
@@ -80,7 +80,7 @@ BY_REWARD = (
     ),
     (r"generat|rollout|vllm|tool|environment", "Set `trainer.engine` to an engine."),
 )
-"""The same of trainers by reward, looked at first."""
+"""The same for trainers by reward, checked first."""
 BY_NAME = {
     "callback_handler": "Use add_callback, pop_callback and remove_callback of the trainer.",
     "get_batch_logps": "Use posttrain.models.logprobs.token_logprobs.",
@@ -90,20 +90,20 @@ BY_NAME = {
     "predict": "Use `evaluate(rows)` for metrics, and `generate` of the model for texts.",
 }
 FORMER = frozenset({"get_batch_logps", "tokenizer"})
-"""Names that TRL's trainers had once, and scripts still use."""
+"""Old names of TRL's trainers that scripts still use."""
 MISSING = object()
 FIELDS = GRPOConfig.field_rules.keys() | SFTConfig.field_rules.keys()
 
 
 class CheckedOverrides:
-    """Refuses what TRL's trainers would use and ours do not, in subclasses, mixins, patches and on trainers."""
+    """Rejects names that TRL's trainers use but ours do not, in subclasses, mixins, patches and on trainers."""
 
     settable: ClassVar[frozenset[str]] = frozenset()
     """Attributes that a script may replace on a trainer, and that training reads."""
     not_called: ClassVar[frozenset[str]] = frozenset()
-    """Methods that a script may call, and that training does not go through."""
+    """Methods that a script may call, but that training does not use."""
     defined: ClassVar[frozenset[str]] = frozenset()
-    """What this package defines in a class; nothing of a script's."""
+    """Names that this package, not a script, defines in a class."""
     by_reward: ClassVar[bool] = False
     """Whether completions are sampled and rewarded."""
     loss_remedy: ClassVar[str] = "The loss of this trainer cannot be replaced; train with transformers' Trainer."
@@ -115,7 +115,7 @@ class CheckedOverrides:
         require_called(cls)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Once the trainer is made, refuse what training would not read, unless the value is the same."""
+        """Once the trainer is made, reject attributes that training would not read, unless the value is the same."""
         found = getattr(type(self), name, None)
         read_only = isinstance(found, property) and found.fset is None
         if self.made and (name in not_here(type(self)) - self.settable or read_only):
@@ -127,7 +127,7 @@ class CheckedOverrides:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Refuse what only TRL's trainers have, as AttributeError, so that `hasattr` works."""
+            """Reject names that only TRL's trainers have, with AttributeError, so that `hasattr` works."""
             if name in theirs(type(self)):
                 raise AttributeError(f"{type(self).__name__}.{name} is not here.  {override_remedy(type(self), name)}")
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -144,7 +144,7 @@ def not_here(kind: type[CheckedOverrides]) -> frozenset[str]:
 
 
 def require_called(kind: type[CheckedOverrides]) -> None:
-    """Refuse names that training would not use if a subclass, a mixin or a patch defines them."""
+    """Reject names that training would not use if a subclass, a mixin or a patch defines them."""
     refused = not_here(kind)
     for each in kind.__mro__[: kind.__mro__.index(CheckedOverrides)]:
         for name in vars(each).keys() - vars(each).get("defined", frozenset()):

@@ -1,8 +1,8 @@
-"""peft's configs and models: which adapter of ours a LoraConfig is, and `trainer.model` as a PeftModel.
+"""PEFT's configs and models: a LoraConfig as our adapter, and `trainer.model` as a PeftModel.
 
-A script's own PeftModel is shown as it is.  If the policy has adapter layers of ours, or no PeftModel is around peft's
-layers, the PeftModel has its own modules over the same tensors: an update changes both.  This file imports peft, and is
-itself imported only where an adapter of peft's is given or shown.
+A script's own PeftModel is shown unchanged.  If the policy has our adapter layers, or PEFT's layers are not in a
+PeftModel, the PeftModel has its own modules over the same tensors, so an update changes both.  This file imports peft,
+and is only imported if a PEFT adapter is given or shown.
 """
 
 import copy
@@ -30,7 +30,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class SharedWeights:
-    """A PeftModel over the tensors of a policy: it merges into a copy, so that the policy stays as it is."""
+    """A PeftModel over the tensors of a policy; it merges into a copy, so that the policy does not change."""
 
     def merge_and_unload(self, *given: Any, **named: Any) -> nn.Module:
         merged: nn.Module = with_own_weights(shared_copy(cast(Any, self))).base_model.merge_and_unload(*given, **named)
@@ -54,7 +54,7 @@ class TrainedLanguageModel(SharedWeights, PeftModelForCausalLM):
 
 
 class TrainedClassifier(SharedWeights, PeftModelForSequenceClassification):
-    """A reward model with an adapter and a head that is trained whole."""
+    """A reward model with an adapter and a fully trained head."""
 
 
 def with_peft_around(policy: PreTrainedModel, shown: PreTrainedModel) -> nn.Module:
@@ -84,7 +84,7 @@ def with_peft_around(policy: PreTrainedModel, shown: PreTrainedModel) -> nn.Modu
 
 
 def config_of(policy: PreTrainedModel, *, classifier: bool) -> tuple[LoraConfig, str]:
-    """What peft says of the adapter that is trained, by the layers' names in the policy, and its name."""
+    """PEFT's config of the trained adapter, by the layers' names in the policy, and its name."""
     name, _ = trained_adapter(policy)
     if name is None:
         settings: dict[str, Any] = adapter_settings(policy)
@@ -102,7 +102,7 @@ def config_of(policy: PreTrainedModel, *, classifier: bool) -> tuple[LoraConfig,
 
 
 def shared_copy(model: Module) -> Module:
-    """The modules of a model anew, over the same tensors and the same configs."""
+    """New modules of a model, over the same tensors and configs."""
     shared = [*model.parameters(), *model.buffers()]
     shared += [cast(Any, each).config for each in model.modules() if hasattr(each, "config")]
     return copy.deepcopy(model, {id(each): each for each in shared})
@@ -131,7 +131,7 @@ def with_own_weights(model: Module) -> Module:
 
 
 def with_peft(policy: Policy, config: LoraConfig, *, seed: int) -> tuple[Policy, nn.Module]:
-    """The policy under an adapter of peft, drawn from the seed, and the PeftModel."""
+    """The policy with a PEFT adapter, initialised from the seed, and the PeftModel."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = peft_model(policy.model, config)
@@ -147,7 +147,7 @@ def peft_model(model: nn.Module, config: LoraConfig) -> nn.Module:
 
 
 def adapter_options(config: LoraConfig, family: str) -> AdapterOptions | None:
-    """An adapter of ours that is the same; None where the config says what ours do not have."""
+    """Our equivalent adapter; None if the config uses features that ours does not have."""
     given: Any = config
     ours = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "task_type")
     plain = LoraConfig(**{name: getattr(given, name) for name in ours})

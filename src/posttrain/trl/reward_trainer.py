@@ -1,4 +1,4 @@
-"""RewardTrainer: TRL's constructor and methods over `posttrain.train_reward_model`."""
+"""RewardTrainer: TRL's constructor and methods on `posttrain.train_reward_model`."""
 
 import copy
 import json
@@ -47,7 +47,7 @@ WHOLE = ["score"]
 
 
 class RewardTrainer(PairTrainer[RewardConfig]):
-    """Trains a reward model on pairs, called as TRL's class of that name; the loop is that of `train_reward_model`."""
+    """Trains a reward model on pairs, with the interface of TRL's class; the loop is `train_reward_model`."""
 
     config_class = RewardConfig
     logged = (*BaseTrainer.logged, "accuracy", "margin", "mean_reward", "min_reward", "max_reward")
@@ -69,7 +69,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         peft_config: PeftConfig = None,
         **not_here: object,
     ) -> None:
-        """`model` is a sequence classifier of one label, or a language model, which gets a new head."""
+        """`model` is a sequence classifier with one label, or a language model, which gets a new head."""
         not_here |= {"data_collator": data_collator, "compute_metrics": compute_metrics}
         not_here |= {"preprocess_logits_for_metrics": preprocess_logits_for_metrics}
         self.require_defaults({**not_here, "optimizer_cls_and_kwargs": optimizer_cls_and_kwargs})
@@ -108,7 +108,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         )
 
     def _measured(self, rows: list[Row]) -> Entry:
-        """The loss, and what TRL logs of scores."""
+        """The loss, and TRL's metrics of scores."""
         options = self.options(self.length(len(rows)))
         pairs = self.pairs(rows, options)
         scores = pair_scores(self.scorer, pairs, options.tokens_per_microbatch)
@@ -137,7 +137,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
 
 
 def given_classifier(model: str | nn.Module, args: object) -> PreTrainedModel | None:
-    """The sequence classifier that is given, as an object or by its folder or name; None of a language model."""
+    """The given sequence classifier, as an object or by its folder or name; None for a language model."""
     if not isinstance(model, str):
         return model if is_sequence_classifier(model) else None
     config = args if isinstance(args, RewardConfig) else RewardConfig()
@@ -173,7 +173,7 @@ def below(wrapped: nn.Module, config: object) -> PreTrainedModel:
 
 
 def plain_config(config: PeftConfig) -> PeftConfig:
-    """An adapter's config without what it says of the head, which is trained in any case."""
+    """An adapter's config without its part about the head, which is always trained."""
     if config is None or getattr(config, "modules_to_save", None) not in (None, WHOLE):
         return config
     made: Any = copy.copy(config)
@@ -204,7 +204,7 @@ def score_head(classifier: PreTrainedModel) -> ScoreHead:
 
 
 def causal_view(classifier: PreTrainedModel) -> PreTrainedModel:
-    """The body of a classifier under an output layer that is its embedding: a language model of the same weights."""
+    """A language model with the same weights: the body of a classifier, with its embedding as the output layer."""
     with torch.device("meta"):
         made: Any = transformers.AutoModelForCausalLM.from_config(classifier.config)
     setattr(made, made.base_model_prefix, classifier.base_model)
@@ -218,7 +218,7 @@ def causal_view(classifier: PreTrainedModel) -> PreTrainedModel:
 
 
 def classifier_view(scorer: TextScorer) -> PreTrainedModel:
-    """Body and head as a classifier of transformers, over the weights that are trained."""
+    """Body and head as a transformers classifier, over the trained weights."""
     made: Any = saved_classifier.empty_classifier(scorer.policy.model)
     setattr(made, made.base_model_prefix, scorer.policy.model.base_model)
     made.score.weight = scorer.head.weight

@@ -5,7 +5,7 @@ completion, a `\\boxed` before others.  Plain numbers earn 0; the reward `maths`
 solution that cannot be read scores nothing (None).  math-verify, the extra `math`, runs in the sandbox: an answer that
 takes longer than `CPU_SECONDS` earns 0.
 
-And how trainers call rewards as TRL does: with the text without special tokens and without what was prefilled.
+Also calls rewards as TRL does: with the text without special tokens and prefill.
 """
 
 import inspect
@@ -99,13 +99,13 @@ LogExtra = Callable[[str, list[Any]], None]
 
 
 Compared = tuple[float | ScoringFailure | None, str, str]
-"""What comes of comparing one completion with its solution: the score, and what was read of solution and answer."""
+"""The result of comparing a completion with its solution: the score, and what was read in solution and answer."""
 
 
 def accuracy_reward(
     completions: Sequence[Any], solution: Sequence[str], log_extra: LogExtra | None = None, **_columns: object
 ) -> Scores:
-    """1 where the first LaTeX of a completion is the solution, else 0; None where the solution cannot be read."""
+    """1 if the first LaTeX of a completion equals the solution, else 0; None if the solution cannot be read."""
     compared = with_solutions([content_of_completion(each) for each in completions], solution)
     return logged(compared, solution, log_extra)
 
@@ -117,7 +117,7 @@ def reasoning_accuracy_reward(
     log_extra: LogExtra | None = None,
     **_columns: object,
 ) -> Scores:
-    """The same of what follows the reasoning; a completion whose reasoning does not end earns 0.
+    """The same for the text after the reasoning; a completion whose reasoning does not end earns 0.
 
     The reasoning ends with the last occurrence of the first of `reasoning_delimiters` that the completion has,
     `</think>` by default.
@@ -136,7 +136,7 @@ def reasoning_accuracy_reward(
 
 @dataclass(frozen=True)
 class CosineScaledReward:
-    """A right answer earns more when short, a wrong one loses less when long; see `CosineLength`."""
+    """A correct answer earns more if it is short, a wrong one loses less if it is long; see `CosineLength`."""
 
     lengths: CosineLength
     __name__ = "cosine_scaled_reward"
@@ -178,7 +178,7 @@ def with_solutions(texts: Sequence[str], solutions: Sequence[str]) -> list[Compa
 
 
 def compared(reply: object) -> Compared:
-    """The result of a reply, or of its absence."""
+    """The result of a reply, or of a missing reply."""
     if reply is Unanswered.LOST:
         return ScoringFailure("the sandbox failed while it compared this answer"), "[lost]", "[lost]"
     if not isinstance(reply, list | tuple):
@@ -211,7 +211,7 @@ class DecodedReward:
     call: Reward
 
     def __init__(self, call: Reward, tokenizer: PreTrainedTokenizerBase, state: Callable[[], object]) -> None:
-        """`state` gives what the function sees as `trainer_state`."""
+        """`state` returns what the function gets as `trainer_state`."""
         self.call, self.tokenizer, self.state = call, tokenizer, state
         self.__name__ = name_of_callable(call)
         signature = inspect.signature(call)
@@ -229,7 +229,7 @@ class DecodedReward:
         self.__signature__ = signature.replace(parameters=[*others, *named, *rest])
 
     def __call__(self, /, **given: Any) -> object:
-        """The function's answer to the same with other texts."""
+        """Call the function with the same arguments but other texts."""
         ids = given[COMPLETION_IDS] if self.takes_ids else given.pop(COMPLETION_IDS)
         if "completions" in given:
             given["completions"] = as_trl_decodes(given["completions"], ids, self.tokenizer)
@@ -244,7 +244,7 @@ class DecodedReward:
 
 
 class DecodedRewardModel(RewardModel):
-    """A reward model that reads completions as TRL decodes them, and takes its first label for the score."""
+    """A reward model that reads completions as TRL decodes them, and uses its first label as the score."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class DecodedRewardModel(RewardModel):
         policy_tokenizer: PreTrainedTokenizerBase,
         own_tokenizer: PreTrainedTokenizerBase | None,
     ) -> None:
-        """A model object without a tokenizer gets that of the folder it was loaded from."""
+        """A model object without a tokenizer gets the tokenizer of the folder from which it was loaded."""
         if own_tokenizer is None and isinstance(model, PreTrainedModel) and model.name_or_path:
             own_tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
         super().__init__(model, tokenizer=own_tokenizer, label=0)
@@ -283,9 +283,9 @@ def has_replies(completion: object) -> bool:
 def own_reward(
     factory: Callable[[], Any] | None, tools: Sequence[Callable[..., Any]] | None = None
 ) -> list[RewardFunction]:
-    """The reward that an environment's objects give by `get_reward`, under the name of their class, of weight 1.
+    """The reward from `get_reward` of an environment's objects, named after their class, with weight 1.
 
-    Raises UserError where a resumed step reads replies from the journal, and so has no objects.
+    Raises UserError if a resumed step would read replies from the journal, and so would not have objects.
     """
     if factory is None:
         return []
@@ -351,7 +351,7 @@ def reward_functions(
 def decoded_reward(
     call: object, tokenizer: PreTrainedTokenizerBase, given: PreTrainedTokenizerBase | None, state: Callable[[], object]
 ) -> Reward:
-    """The reward as TRL calls it; a function that scores a single response per call stays as it is."""
+    """The reward as TRL calls it; a function that scores a single response per call does not change."""
     if isinstance(call, str | PreTrainedModel):
         return DecodedRewardModel(call, tokenizer, given)
     if isinstance(call, RewardModel | RewardModelEnsemble):

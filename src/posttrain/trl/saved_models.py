@@ -1,4 +1,4 @@
-"""What a trainer writes: model folders, checkpoints, a model card, and the same on the hub.
+"""What a trainer saves: model folders, checkpoints, a model card, and the same on the hub.
 
 As in transformers, a checkpoint is `checkpoint-N` in output_dir, N in updates: a link to the run's
 `checkpoints/step-M`.  A model's files are written into it too, so that transformers and peft load it.
@@ -52,7 +52,7 @@ def save_model_folder(policy: Policy, folder: Path) -> None:
 
 
 def save_into_checkpoint(policy: Policy, checkpoint: Path) -> None:
-    """Make a checkpoint a folder that from_pretrained reads.  Raises RunError if it could not be read."""
+    """Make a checkpoint a folder that from_pretrained reads.  Raises RunError if it cannot be read."""
     named = untied(policy.model)
     if adapted_names(policy.model):
         save_adapter(policy, checkpoint)
@@ -72,7 +72,7 @@ def save_into_checkpoint(policy: Policy, checkpoint: Path) -> None:
 
 
 def link_checkpoint(run: Path, checkpoint: Path, num_updates: int) -> None:
-    """Link `checkpoint-N` to a checkpoint, and remove links to deleted ones; folders of others stay."""
+    """Link `checkpoint-N` to a checkpoint, and remove links to deleted checkpoints; other folders stay."""
     link = run / f"checkpoint-{num_updates}"
     with writing(link, run):
         remove_dangling(run)
@@ -89,7 +89,7 @@ def remove_dangling(run: Path) -> None:
 
 
 def prune_checkpoints(folder: Path, args: TrainingFields, best: str | None) -> None:
-    """Keep the newest `save_total_limit` checkpoints, and the best and the last whatever the limit."""
+    """Keep the newest `save_total_limit` checkpoints, and always the best and the last."""
     limit = args.save_total_limit or 0
     if limit <= 0 or args.metric_for_best_model is None:
         return
@@ -106,7 +106,7 @@ def write_trainer_state(state: TrainerState, folder: Path) -> None:
 
 
 def saved_state(checkpoints: Path, step: int | None) -> TrainerState:
-    """The state when a step was saved, None for the last step; a new one if it has no file."""
+    """The state when a step was saved (None: the last step); a new state if the file is missing."""
     steps = saved_steps(checkpoints)
     file = steps.get(step if step is not None else max(steps, default=0), checkpoints) / STATE_FILE
     if not file.is_file():
@@ -118,12 +118,12 @@ def saved_state(checkpoints: Path, step: int | None) -> TrainerState:
 
 
 def resume_step(given: str | bool | None, folder: Path) -> tuple[bool, int | None]:
-    """Whether a run is resumed, and from which step's checkpoint; None is the last."""
+    """Whether a run is resumed, and from which step's checkpoint; None: the last."""
     if given is None or given is False:
         return False, None
     field = f"resume_from_checkpoint = {given}"
     if not (folder / "config.yaml").is_file():
-        raise UserError(f"{field}: output_dir = {folder} holds no run.  Leave it out the first time.")
+        raise UserError(f"{field}: output_dir = {folder} does not contain a run.  Leave it out the first time.")
     if given is True:
         return True, None
     path = Path(given).resolve()  # `checkpoint-500` leads to `checkpoints/step-000500`
@@ -135,7 +135,7 @@ def resume_step(given: str | bool | None, folder: Path) -> tuple[bool, int | Non
 
 
 class ModelWriter(CheckedOverrides):
-    """What a trainer writes: its model, metrics and a card, and the same on the hub."""
+    """What a trainer saves: its model, metrics and a card, and the same on the hub."""
 
     policy: Policy
     args: TrainingFields
@@ -148,7 +148,7 @@ class ModelWriter(CheckedOverrides):
 
     @property
     def hub_model_id(self) -> str:
-        """The name on the hub that `push_to_hub` uploads to: by default that of the folder."""
+        """The name on the hub that `push_to_hub` uploads to; default: the folder's name."""
         return self.args.hub_model_id or self.folder.resolve().name
 
     def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
@@ -163,7 +163,7 @@ class ModelWriter(CheckedOverrides):
             write_atomically(self.folder / name, json.dumps(content, indent=4, sort_keys=True).encode())
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model, or only the adapter where one is trained, with the tokenizer, for from_pretrained.
+        """Write the model, or only the adapter if one is trained, with the tokenizer, for from_pretrained.
 
         A script's override also writes the files of checkpoints: as in transformers, `_internal_call` is then True.
         """
@@ -184,7 +184,7 @@ class ModelWriter(CheckedOverrides):
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | Sequence[str] | None = None
     ) -> None:
-        """Write README.md into the folder of the run: the base model, the data, the tags and how it was trained."""
+        """Write README.md into the run's folder: the base model, the data, the tags and how it was trained."""
         given = {"model_name": model_name, "dataset_name": dataset_name, "tags": tags}
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_card(self.folder, given)

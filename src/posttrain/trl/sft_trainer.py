@@ -1,4 +1,4 @@
-"""SFTTrainer: TRL's constructor and methods over `posttrain.train_sft`."""
+"""SFTTrainer: TRL's constructor and methods on `posttrain.train_sft`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
@@ -25,12 +25,12 @@ from posttrain.trl.model_source import Dataset, Given, Optimizers, PeftConfig, R
 
 
 class TokenRows(Sequence[dict[str, list[int]]]):
-    """The rows as tokens with labels, made when they are first read; a column by its name."""
+    """The rows as tokens with labels, made at the first read; a column by its name."""
 
     column_names = (TOKENS, LABELS)
 
     def __init__(self, make: Callable[[], Sequence[Example]], *, learned_whole: bool) -> None:
-        """With `learned_whole` the label of the first token, which nothing predicts, is the token, as in TRL."""
+        """With `learned_whole`, the label of the first token, which nothing predicts, is the token, as in TRL."""
         self.make, self.learned_whole = make, learned_whole
 
     @cached_property
@@ -56,7 +56,7 @@ class TokenRows(Sequence[dict[str, list[int]]]):
 
 
 class SFTTrainer(BaseTrainer[SFTConfig]):
-    """Trains a model on rows, called as TRL's class of that name; the loop is that of `posttrain.train_sft`."""
+    """Trains a model on rows, with the interface of TRL's class; the loop is `posttrain.train_sft`."""
 
     config_class = SFTConfig
     only_default: ClassVar[Mapping[str, str]] = {
@@ -96,7 +96,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
 
     @property
     def train_dataset(self) -> Dataset | None:
-        """The rows as they are learned, with `input_ids` and `labels`; a stream as it was given."""
+        """The rows as they are learned, with `input_ids` and `labels`; a stream is returned unchanged."""
         given = self.given_rows
         if given is None or not hasattr(given, "__len__"):
             return given
@@ -164,14 +164,14 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
 
 
 def require_learned_part(args: SFTConfig, row: Row, name: str) -> None:
-    """Refuse a loss on a part of rows if the rows do not mark that part: all of each would be learned."""
+    """Reject a loss on a part of rows if the rows do not mark this part: otherwise all of each would be learned."""
     of_tokens = TOKENS in row and LABELS not in row
     text = "text" in row and "completion" not in row
     parts = {
         "completion_only_loss": (
             args.completion_only_loss is True,
             "completion_mask" not in row if of_tokens else TOKENS not in row and "completion" not in row,
-            "a completion apart.  Give rows with `prompt` and `completion`",
+            "a separate completion.  Give rows with `prompt` and `completion`",
         ),
         "assistant_only_loss": (
             args.assistant_only_loss,

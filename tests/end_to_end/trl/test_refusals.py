@@ -77,7 +77,7 @@ ARGUMENTS: list[tuple[str, Given, tuple[str, ...]]] = [
     ("grpo", {"rollout_func": length}, ("rollout_func = ", "environment_factory", "Leave it out")),
     ("grpo", {"reward_func": length}, ("no argument 'reward_func'", "Did you mean `reward_funcs`")),
     ("grpo", {"callbacks": [object()]}, ("callbacks: ", "Inherit from transformers.TrainerCallback")),
-    ("grpo", {"optimizers": (None, object())}, ("optimizers: give (optimizer, scheduler)",)),
+    ("grpo", {"optimizers": (None, object())}, ("optimizers: give torch's (optimizer, scheduler)",)),
     ("grpo", {"peft_config": object()}, ("peft_config: a object", "peft.LoraConfig")),
     ("grpo", {"processing_class": object()}, ("processing_class: a object", "AutoTokenizer")),
     ("grpo", {"reward_funcs": None}, ("reward_funcs: it is missing", "Give a function")),
@@ -143,9 +143,9 @@ def test_a_trainer_without_rows_says_so(kind: str, model: str, tmp_path: Path) -
 def test_what_a_run_finds_is_refused(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer("grpo", model, tmp_path / "run", hub_model_id="me/mine", max_steps=1)
     for asked in (True, str(tmp_path / "checkpoints" / "step-000001")):
-        refused(lambda: made.train(resume_from_checkpoint=asked), "resume_from_checkpoint = ", "holds no run")  # noqa: B023
+        refused(lambda: made.train(resume_from_checkpoint=asked), "resume_from_checkpoint = ", "does not contain a run")  # noqa: B023
     made.train()
-    refused(made.train, "output_dir = ", "there is a run in it already", "resume_from_checkpoint=True")
+    refused(made.train, "output_dir = ", "already contains a run", "resume_from_checkpoint=True")
     other = str(tmp_path / "parts" / "checkpoints" / "step-000001")
     refused(lambda: made.train(resume_from_checkpoint=other), "not a checkpoint of the run", "Give True")
     refused(lambda: made.push_to_hub(dataset_nam="x"), "no 'dataset_nam'", "Did you mean `dataset_name`")

@@ -1,1 +1,1 @@
-"""TRL's configs: what becomes of each field, and the recipe of ours that a config describes."""
+"""TRL's configs: what each field does here, and the recipe that a config describes."""

@@ -1,7 +1,7 @@
-"""What becomes of a field of TRL's configs: an option of ours, a line about it, or an error.
+"""What a field of TRL's configs does here: set an option, print a note, or raise an error.
 
 A config declares each field once: `temperature: Annotated[float, above(0), sets("rollout.temperature")] = 1.0`.
-`rules_of` reads these rules.  Checks, messages and the page of all fields are made of them.
+`rules_of` reads these rules.  Checks, messages and the page of all fields are made from them.
 """
 
 import json
@@ -23,7 +23,7 @@ from posttrain.schemas import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers that a field may be; NaN is never one of them."""
+    """The allowed numbers of a field; NaN is never allowed."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -34,7 +34,7 @@ class Numbers:
     """Whether `most` itself is too large."""
     integer: bool = False
     shares: bool = False
-    """Below 1 a share of the run; from 1 on a count, which is an integer."""
+    """Below 1, a share of the run; from 1 on, an integer count."""
     infinite: bool = False
     or_none: bool = False
     """Set where the field's type has None, unless the field is `required`."""
@@ -67,7 +67,7 @@ ints, above = partial(Numbers, integer=True), partial(Numbers, above=True)
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The texts that a field may be."""
+    """The allowed texts of a field."""
 
     known: tuple[str, ...]
     flags: bool = False
@@ -85,38 +85,38 @@ def any_of(*known: str, flags: bool = False) -> Choices:
 
 
 class Treatment(StrEnum):
-    """What a field of TRL's is here."""
+    """The kinds of rules for TRL's fields."""
 
     SUPPORTED = "supported"
-    """It does what it does in TRL, by one or more options of ours."""
+    """Works as in TRL, through one or more of our options."""
     RENAMED = "renamed"
-    """An old name, read as the new one, with a line about it."""
+    """An old name, read as the new one, with a note."""
     IDLE = "nothing to set"
-    """What it tunes does not exist here and changes no number; a value other than the default gets a line."""
+    """What it tunes does not exist here and does not change results; values other than the default get a note."""
     REFUSED = "refused"
-    """Any value but the default and `honours` is an error that names the alternative."""
+    """Any value except the default and `honours` is an error that names the alternative."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldRule:
-    """What becomes of one field."""
+    """The rule for one field."""
 
     treatment: Treatment
     ours: str = ""
-    """Options of ours that it sets, as recipes name them.  A leading dot stands for the config's section."""
+    """Our options that it sets, as recipes name them.  A leading dot stands for the config's section."""
     says: str = ""
-    """How, or why not and what to do instead.  `{rows}` is what the trainer learns."""
+    """How it works, or why not and what to do instead.  `{rows}` is what the trainer learns."""
     _: KW_ONLY
     honours: tuple[object, ...] = ()
-    """Values besides the default that mean what happens here anyway, and need no line."""
+    """Values besides the default that mean what happens here anyway, without a note."""
     reads: Mapping[str, str] = field(default_factory=dict)
-    """Values of a refused field that are accepted, each with the line that says what is used instead."""
+    """Accepted values of a rejected field, each with the note that says what is used instead."""
     keys: Mapping[str, "FieldRule"] = field(default_factory=dict)
-    """What becomes of each key of a field that is a mapping, treated as a field."""
+    """The rule of each key, for a field that is a mapping."""
     detail: Callable[[Any], str] | None = None
-    """Ends the line about a field with numbers of the config."""
+    """Adds numbers of the config to the note about a field."""
     values: Numbers | Choices | None = None
-    """What the field may be, or each of its list; None for any value of its type."""
+    """The allowed values of the field, or of each list item; None: any value of its type."""
 
 
 sets, old_name = partial(FieldRule, Treatment.SUPPORTED), partial(FieldRule, Treatment.RENAMED)
@@ -135,10 +135,10 @@ FieldRules = Mapping[str, FieldRule]
 
 
 def rules_of(config: type) -> FieldRules:
-    """What becomes of each field of a config.
+    """The rule for each field of a config.
 
-    A script's subclass may declare a field again, with another default; the rule remains.  Fields that it adds have
-    no rule, and only the script reads them.
+    A script's subclass may redeclare a field with another default; the rule stays.  Fields that it adds do not have a
+    rule, and only the script reads them.
     """
     section, rows = getattr(config, "recipe_section", ""), getattr(config, "row_kind", "")
     found: dict[str, FieldRule] = {}
@@ -159,7 +159,7 @@ FORMER_NAMES = {"rloo_k": "num_generations", "kl_coef": "beta"}
 
 
 class CheckedFields:
-    """What configs share: an unknown name is refused with the nearest field, and enums are read as their values."""
+    """Base of all configs: an error for an unknown name shows the nearest field; enums are read as their values."""
 
     recipe_section: ClassVar[str] = ""
     """The section of a recipe that a leading dot in a rule stands for."""
@@ -172,7 +172,7 @@ class CheckedFields:
         cls.field_rules = rules_of(cls)
 
     def __new__(cls, *args: object, **given: object) -> "CheckedFields":
-        """Refuse a keyword that is not a field before the dataclass does, whose message has no remedy."""
+        """Reject a keyword that is not a field before the dataclass does, since its message does not have a remedy."""
         known = [each.name for each in fields(cls)]  # type: ignore[arg-type]  # all that inherit are dataclasses
         for name in given.keys() - {*known}:
             now = FORMER_NAMES.get(name, "")
@@ -211,7 +211,7 @@ def mapping_of(config: CheckedFields, name: str) -> dict[str, Any]:
 
 
 def require_values(config: CheckedFields) -> None:
-    """Refuse a number, or a choice, that a field cannot be."""
+    """Reject a number or a choice that a field does not allow."""
     for name, rule in config.field_rules.items():
         value, values = vars(config)[name], rule.values
         for each in value if isinstance(values, Numbers) and isinstance(value, list | tuple) else [value]:
@@ -220,7 +220,7 @@ def require_values(config: CheckedFields) -> None:
 
 
 def lines_about(config: CheckedFields) -> Iterator[str]:
-    """A line for each field that is renamed or has nothing to set.  Raises UserError at the first that is refused."""
+    """A note for each field that is renamed or has nothing to set.  Raises UserError at the first rejected field."""
     defaults = trl_defaults(type(config))
     for name, rule in config.field_rules.items():
         value = vars(config)[name]
@@ -236,7 +236,7 @@ def lines_about(config: CheckedFields) -> Iterator[str]:
 
 
 def lines_about_value(config: CheckedFields, name: str, value: object, rule: FieldRule) -> Iterator[str]:
-    """The line about one field that is not its default, if there is one."""
+    """The note about a field that is not at its default, if any."""
     given = f"{name} = {value!r:.80}"
     match rule.treatment:
         case Treatment.REFUSED:
@@ -251,7 +251,7 @@ def lines_about_value(config: CheckedFields, name: str, value: object, rule: Fie
 
 
 def equal_values(value: object, other: object) -> bool:
-    """Equality that tells 1 from True."""
+    """Equality that distinguishes 1 from True."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
@@ -260,13 +260,13 @@ def default_values(config: type) -> dict[str, Any]:
 
 
 def trl_defaults(config: type) -> dict[str, Any]:
-    """The defaults of the config of ours that a script's subclass extends: another default is a value it sets."""
+    """The defaults of our config that a script's subclass extends: another default counts as a set value."""
     return default_values(next(kind for kind in config.__mro__ if kind.__module__.startswith("posttrain.trl.")))
 
 
 @contextmanager
 def errors_by_field(config: CheckedFields) -> Iterator[None]:
-    """Begin a message that names options of ours with the fields that set them."""
+    """Start a message that names our options with the fields that set them."""
     try:
         yield
     except UserError as error:
@@ -277,7 +277,7 @@ def errors_by_field(config: CheckedFields) -> Iterator[None]:
 
 
 def fields_named(message: str, config: CheckedFields) -> list[str]:
-    """The fields that set the options which a message names; none if it begins with the name of a field already."""
+    """The fields that set the options in a message; none if it already begins with a field's name."""
     if message.startswith(f"{type(config).__name__}: "):
         return []
     by_option: dict[str, list[str]] = {}
@@ -297,9 +297,9 @@ def fields_named(message: str, config: CheckedFields) -> list[str]:
 
 
 def config_from(given: object, kind: type[Config]) -> tuple[Config, list[str]]:
-    """A config of ours as it is; or one made of transformers' or TRL's arguments, with a line about it.
+    """Our config, unchanged; or one made from transformers' or TRL's arguments, with a note.
 
-    As in TRL, a field that a script leaves out has the default of the class that it gives: a rate of 5e-5.
+    As in TRL, a field that a script leaves out has the default of the given class, such as a rate of 5e-5.
     """
     if isinstance(given, kind):
         return given, []

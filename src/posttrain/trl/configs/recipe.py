@@ -1,8 +1,8 @@
-"""Configs of TRL as recipes of ours: the sections that all trainers share, and all of GRPOConfig and RLOOConfig.
+"""TRL's configs as our recipes: the sections that all trainers share, and all of GRPOConfig and RLOOConfig.
 
 Its batches become prompts, groups, epochs and mini-batches.  In TRL a generation batch is per_device_train_batch_size ·
 steps_per_generation completions, used num_iterations times.  An optimiser update takes per_device_train_batch_size ·
-gradient_accumulation_steps of them, in an order that tears groups apart.  Here an update takes complete groups.
+gradient_accumulation_steps of them, in an order that splits groups.  Here an update takes complete groups.
 docs/guides/trl.md has worked cases.
 """
 
@@ -25,10 +25,10 @@ from posttrain.trl.configs.training_fields import TrainingFields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLength:
-    """How long a run is."""
+    """The length of a run."""
 
     updates: int
-    """Of the optimiser, as TRL counts them."""
+    """Number of optimiser updates, as TRL counts them."""
     updates_per_step: int
     updates_per_epoch: int
 
@@ -46,26 +46,26 @@ class RunLength:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """What one step of ours is, and how many updates TRL would count."""
+    """One of our steps, and how many updates TRL would count."""
 
     prompts_per_step: int
     group_size: int
     epochs_per_step: int = 1
     minibatches_per_epoch: int = 1
     prompts_per_chunk: int
-    """Prompts that TRL takes from the dataset at a time; it drops those left over at the end of an epoch."""
+    """Prompts that TRL takes from the dataset at a time; it drops the remaining ones at the end of an epoch."""
     updates_per_chunk: float
-    """Updates on them: those that TRL counts, or fewer if groups stay together."""
+    """Updates on these prompts: as many as TRL counts, or fewer, to keep groups together."""
     notes: tuple[str, ...] = ()
-    """Lines about what TRL would do differently."""
+    """Notes on differences to TRL."""
 
     @property
     def updates_per_step(self) -> int:
-        """How much `global_step` grows in a step."""
+        """How much `global_step` grows per step."""
         return self.epochs_per_step * self.minibatches_per_epoch
 
     def length(self, args: SampledFields, num_rows: int) -> RunLength:
-        """The run in the updates that TRL counts: max_steps, or num_train_epochs passes over the dataset."""
+        """The run in TRL's updates: max_steps, or num_train_epochs passes over the dataset."""
         chunks = max(1, num_rows // self.prompts_per_chunk)
         of_epoch = max(1, math.ceil(chunks * self.updates_per_chunk - 1e-9))
         updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * of_epoch)
@@ -111,7 +111,7 @@ def batch_plan(args: SampledFields) -> BatchPlan:
             f" there {are} {prompts}."
         )
     elif updates > 1:
-        notes.append(f"the {updates} updates on a generation batch are each on whole groups, which TRL tears apart.")
+        notes.append(f"each of the {updates} updates on a generation batch uses whole groups, which TRL would split.")
     minibatches = min(updates, prompts)
     return BatchPlan(
         **step,
@@ -142,7 +142,7 @@ def micro_steps_of_generation(args: SampledFields) -> int:
 
 
 def run_length(args: TrainingFields, num_rows: int) -> RunLength:
-    """How long a run over rows is, in updates as TRL counts them."""
+    """The length of a run over rows, in updates as TRL counts them."""
     batches = math.ceil(num_rows / args.per_device_train_batch_size)
     of_epoch = math.ceil(batches / args.gradient_accumulation_steps)
     updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * of_epoch)
@@ -150,7 +150,7 @@ def run_length(args: TrainingFields, num_rows: int) -> RunLength:
 
 
 DEVIATION_EPSILON = 1e-4
-"""What TRL adds to a deviation before it divides by it, in units of reward."""
+"""What TRL adds to a standard deviation before it divides by it, in units of reward."""
 TOKEN_WEIGHTS = {
     "grpo": "mean_over_sequences",
     "bnpo": "mean_over_tokens",
@@ -158,20 +158,20 @@ TOKEN_WEIGHTS = {
     "dr_grpo": "constant_length",
     "luspo": "sum_over_sequence",
 }
-"""What each loss_type with a clipped ratio divides by."""
+"""The divisor of each loss_type with a clipped ratio."""
 NO_LIMIT = 1_000_000_000
 """Tokens of a micro-batch until the longest prompt is known."""
 
 
 def require_each(args: TrainingFields, mistakes: Mapping[str, bool]) -> None:
-    """Refuse fields that do not go together: what is wrong, and whether it is so."""
+    """Reject fields that contradict each other: what is wrong, and whether it applies."""
     for says, is_so in mistakes.items():
         if is_so:
             raise UserError(f"{type(args).__name__}: {says}")
 
 
 def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length: RunLength) -> Config:
-    """The run that the arguments describe, without the number of tokens of a micro-batch."""
+    """The run that the arguments describe, except the number of tokens of a micro-batch."""
     assert args.max_completion_length is not None, "checked by require_values"
     cuts: dict[str, Any] = {"top_p": args.top_p or 1.0, "top_k": max(0, args.top_k or 0), "min_p": args.min_p or 0.0}
     return Config(
@@ -219,7 +219,7 @@ def adamw_options(args: TrainingFields, model: ModelOptions, updates: int) -> di
 
 
 def grpo_section(args: GRPOConfig) -> dict[str, object]:
-    """TRL's loss as an algorithm of ours and its options."""
+    """TRL's loss as one of our algorithms, with its options."""
     scale, together, cispo = scale_of(args), args.multi_objective_aggregation, args.loss_type == "cispo"
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     level = "token" if args.importance_sampling_level == "token" else "sequence_mean"
@@ -236,7 +236,7 @@ def grpo_section(args: GRPOConfig) -> dict[str, object]:
         section["kl"] = {"coefficient": args.beta, "estimator": "k3", "importance": importance}
     delta, bound = args.delta, 1 + high
     mistakes = {
-        f"delta = {delta} with loss_type = cispo has no use.  Leave it out.": cispo and delta is not None,
+        f"delta = {delta} with loss_type = cispo has no effect.  Leave it out.": cispo and delta is not None,
         f"epsilon_high = {high} is the largest ratio with loss_type = cispo.  Use 5.0, the paper's.": cispo
         and high < 1,
         f"delta = {delta} is below 1 + epsilon_high = {bound:g}.  Use at least that, or None for no bound.": not cispo
@@ -255,7 +255,9 @@ def rloo_section(args: SampledFields) -> dict[str, object]:
     assert isinstance(args, RLOOConfig)
     bounds = args.reward_clip_range
     wrong = bounds is not None and (len(bounds) != 2 or bounds[0] > bounds[1])
-    require_each(args, {f"reward_clip_range = {bounds}: give the least and the most reward, such as (-1, 1).": wrong})
+    require_each(
+        args, {f"reward_clip_range = {bounds}: give the smallest and the largest reward, such as (-1, 1).": wrong}
+    )
     section: dict[str, object] = {
         "name": "rloo",
         "clip_low": args.epsilon,
@@ -272,13 +274,13 @@ def rloo_section(args: SampledFields) -> dict[str, object]:
 
 
 def scale_of(args: GRPOConfig) -> str:
-    """scale_rewards by its names; True and False are those of older versions."""
+    """scale_rewards by its names; True and False are the names of older versions."""
     scale = args.scale_rewards
     return ("none", "group")[scale] if isinstance(scale, bool) else str(scale)
 
 
 def ratio_level_notes(args: SampledFields) -> list[str]:
-    """TRL's warnings: ratios of sequences whose tokens are then added up, and the reverse."""
+    """TRL's warnings: sequence ratios whose tokens are then added up, and the reverse."""
     if not isinstance(args, GRPOConfig):
         return []
     level, loss = args.importance_sampling_level, args.loss_type
@@ -291,14 +293,14 @@ def ratio_level_notes(args: SampledFields) -> list[str]:
 
 
 def require_strategies(args: TrainingFields, *, measures: bool) -> None:
-    """Refuse a strategy that needs evaluations where there are none."""
+    """Reject a strategy that needs evaluations if there are none."""
     never, metric = args.eval_strategy == "no", args.metric_for_best_model
     loads, saves_best = args.load_best_model_at_end, args.save_strategy == "best"
     best = "load_best_model_at_end = True" if loads else "save_strategy = best"
     mistakes = {
         f"eval_strategy = {args.eval_strategy!r}: give the trainer an eval_dataset, or leave it out.": not never
         and not measures,
-        f"{best}, and nothing is measured: give eval_strategy as well.": never and (loads or saves_best),
+        f"{best}, but nothing is measured.  Set eval_strategy as well.": never and (loads or saves_best),
         f"{best} with save_strategy = no saves nothing to load.  Use save_strategy = best.": loads
         and args.save_strategy == "no",
         "save_strategy = best needs metric_for_best_model, such as reward or loss.": saves_best and metric is None,
@@ -323,7 +325,7 @@ def reference_options(args: SampledFields, length: RunLength) -> training.Refere
 
 
 def shared_sections(args: TrainingFields, model: ModelOptions, length: RunLength) -> dict[str, Any]:
-    """The sections that all trainers set alike: the model, when checkpoints are saved and which are kept, the run."""
+    """The sections that all trainers set in the same way: the model, checkpoints, the run."""
     every = {
         "no": 0,
         "best": 0,  # an evaluation that finds it requests it

@@ -1,4 +1,4 @@
-"""What TRL's scripts read besides the trainers' configs: ModelConfig, ScriptArguments and TrlParser."""
+"""What TRL's scripts use besides the trainers' configs: ModelConfig, ScriptArguments and TrlParser."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ TargetModules = list[str] | None | str  # in the order that HfArgumentParser can
 
 @dataclass
 class ModelConfig(CheckedFields):
-    """Which model a script loads and how; what becomes of each field is up to what the script does with it."""
+    """Which model a script loads and how; the script decides what each field does."""
 
     model_name_or_path: Annotated[str | None, sets("model.path", "given to a trainer")] = None
     model_revision: Annotated[str, sets("model.revision", "in model_init_kwargs")] = "main"
@@ -75,7 +75,7 @@ class ModelConfig(CheckedFields):
 
 
 def get_peft_config(model_args: ModelConfig) -> "LoraConfig | None":
-    """The LoraConfig of peft; None without use_peft."""
+    """PEFT's LoraConfig; None without use_peft."""
     if not model_args.use_peft:
         return None
     if model_args.load_in_4bit:
@@ -100,7 +100,7 @@ def get_peft_config(model_args: ModelConfig) -> "LoraConfig | None":
 
 
 def get_quantization_config(model_args: ModelConfig) -> "BitsAndBytesConfig | None":
-    """The BitsAndBytesConfig of transformers; None where nothing is quantised."""
+    """transformers' BitsAndBytesConfig; None if nothing is quantised."""
     if not model_args.load_in_4bit:
         return None
     from transformers import BitsAndBytesConfig
@@ -121,7 +121,7 @@ def get_kbit_device_map() -> dict[str, int] | None:
 
 @dataclass
 class ScriptArguments:
-    """Which data a script loads, by `datasets.load_dataset`; what becomes of each is up to the script."""
+    """Which data a script loads with `datasets.load_dataset`; the script decides what each field does."""
 
     dataset_name: str | None = None
     dataset_config: str | None = None
@@ -132,7 +132,7 @@ class ScriptArguments:
 
 
 class TrlParser(HfArgumentParser):
-    """Reads dataclasses such as GRPOConfig from flags, over what the YAML file of `--config FILE` says.
+    """Reads dataclasses such as GRPOConfig from flags, which override the YAML file of `--config FILE`.
 
         script_args, args, model_args = TrlParser((ScriptArguments, GRPOConfig, ModelConfig)).parse_args_and_config()
 
@@ -152,7 +152,7 @@ class TrlParser(HfArgumentParser):
         return_remaining_strings: bool = False,
         fail_with_unknown_args: bool = True,
     ) -> tuple[Any, ...]:
-        """An object of each dataclass; with `return_remaining_strings` also what no field is named by."""
+        """An object of each dataclass; with `return_remaining_strings`, also the unused arguments."""
         line = list(sys.argv[1:] if args is None else args)
         unknown: dict[str, object] = {}
         if "--config" in line:

@@ -25,7 +25,7 @@ MASKED = "no loss on a completion that is cut off; its reward counts in its grou
 
 @dataclass
 class SampledFields(TrainingFields):
-    """What GRPOConfig and RLOOConfig share: how completions are sampled, in which batches, with which reference."""
+    """The fields that GRPOConfig and RLOOConfig share: sampling, batches, reference."""
 
     disable_dropout: Annotated[bool, idle("the model's dropout is always off; an adapter's acts in updates.")] = False
     num_generations: Annotated[int | None, ints(2, required=True), sets("rollout.group_size")] = 8
@@ -94,7 +94,7 @@ class SampledFields(TrainingFields):
 
 @dataclass
 class GRPOConfig(SampledFields):
-    """How GRPOTrainer trains; the page "TRL's fields" says what becomes of each."""
+    """How GRPOTrainer trains; the page "TRL's fields" says what each field does here."""
 
     cast_lm_head_to_fp32: Annotated[bool, idle("log-probs are computed in float32.")] = False
     delta: Annotated[
@@ -134,7 +134,7 @@ class GRPOConfig(SampledFields):
 
 @dataclass
 class RLOOConfig(SampledFields):
-    """How RLOOTrainer trains; the page "TRL's fields" says what becomes of each."""
+    """How RLOOTrainer trains; the page "TRL's fields" says what each field does here."""
 
     num_generations: int | None = 2
     beta: Annotated[
@@ -163,7 +163,7 @@ CUT_ENDS = "use max_length, which counts the prompt and cuts the ends of answers
 
 @dataclass
 class RowFields(TrainingFields):
-    """What the three share: an update learns a number of rows, or of pairs."""
+    """The fields of all three: an update learns a number of rows, or of pairs."""
 
     per_device_train_batch_size: Annotated[
         int, ints(1), sets(".{rows}_per_batch, .tokens_per_microbatch", "counts {rows}")
@@ -192,7 +192,7 @@ def update_size(args: RowFields) -> str:
 
 @dataclass
 class SFTConfig(RowFields):
-    """How SFTTrainer trains; the page "TRL's fields" says what becomes of each."""
+    """How SFTTrainer trains; the page "TRL's fields" says what each field does here."""
 
     recipe_section: ClassVar[str] = "sft"
 
@@ -231,7 +231,7 @@ class SFTConfig(RowFields):
 
 @dataclass
 class PairFields(RowFields):
-    """What DPOConfig and RewardConfig share."""
+    """The fields that DPOConfig and RewardConfig share."""
 
     row_kind: ClassVar[str] = "pairs"
 
@@ -242,7 +242,7 @@ class PairFields(RowFields):
 
 @dataclass
 class DPOConfig(PairFields):
-    """How DPOTrainer trains; the page "TRL's fields" says what becomes of each."""
+    """How DPOTrainer trains; the page "TRL's fields" says what each field does here."""
 
     recipe_section: ClassVar[str] = "dpo"
 
@@ -288,7 +288,7 @@ class DPOConfig(PairFields):
 
 @dataclass
 class RewardConfig(PairFields):
-    """How RewardTrainer trains; the page "TRL's fields" says what becomes of each."""
+    """How RewardTrainer trains; the page "TRL's fields" says what each field does here."""
 
     recipe_section: ClassVar[str] = "reward_model"
 

@@ -1,6 +1,6 @@
 """transformers' TrainingArguments: the fields that TRL's configs have, with TRL 1.16's names, order and defaults.
 
-And what scripts ask of processes, devices and batch sizes, of their arguments and of `trainer.accelerator`.
+Also the attributes of arguments and of `trainer.accelerator` that scripts read: processes, devices, batch sizes.
 """
 
 import json
@@ -38,7 +38,7 @@ class OneProcess:
         print(*values, **given)
 
     def wait_for_everyone(self) -> None:
-        """There is nothing to wait for, and trackers are closed when train() ends."""
+        """No effect: there is nothing to wait for, and trackers are closed when train() ends."""
 
     end_training = wait_for_everyone
 
@@ -70,12 +70,12 @@ class OneProcess:
 TextOrList = None | str | list[str]  # in the order that HfArgumentParser can read
 TextOrFlag = str | None | Literal[True, False]  # the same
 JsonMapping = dict[str, Any] | str | None
-"""A mapping, or JSON for one."""
+"""A mapping, or a mapping as JSON."""
 OTHER_ADAMW = (
     "adamw_8bit adamw_bnb_8bit adamw_torch_8bit adamw_torch_4bit paged_adamw paged_adamw_8bit paged_adamw_32bit"
     " adamw_apex_fused adamw_torch_xla adamw_torch_npu_fused"
 )
-"""AdamW under other names: they change how the same update is computed, or how its moments are stored."""
+"""Other names of AdamW, which change how the same update is computed, or how its moments are stored."""
 AS_ADAMW = "is read as AdamW of torch, with moments in float32: 8 bytes a weight."
 BOUND, EVERY = Numbers(0, infinite=True), Numbers(0, shares=True)
 BATCHES = sets("rollout.prompts_per_step", "see the table of batches")
@@ -100,7 +100,7 @@ BY_METHODS = idle("a trainer does what its methods are called for.")
 
 @dataclass
 class TrainingFields(CheckedFields):
-    """What all trainers share."""
+    """The fields of all trainers."""
 
     recipe_section: ClassVar[str] = "update"
     world_size: ClassVar[int] = 1
@@ -264,7 +264,7 @@ class TrainingFields(CheckedFields):
     save_safetensors: Annotated[bool, refused("weights are saved as safetensors; nothing else loads safely.")] = True
     group_by_length: Annotated[bool, NOT_GROUPED] = False
     no_gradient_checkpointing: Annotated[bool, sets("model.gradient_checkpointing", "turns it off")] = False
-    """The flag that parsers make of gradient_checkpointing where its default is True, as in TRL."""
+    """The flag that parsers make from gradient_checkpointing, whose default is True in TRL."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -277,7 +277,7 @@ class TrainingFields(CheckedFields):
 
     @property
     def rows_per_update(self) -> int:
-        """Rows, pairs or completions that an update learns, as TRL counts them."""
+        """Rows, pairs or completions per update, as TRL counts them."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     @property
@@ -286,7 +286,7 @@ class TrainingFields(CheckedFields):
 
     @property
     def n_gpu(self) -> int:
-        """GPUs that train: at most one."""
+        """Number of GPUs for training: at most one."""
         return int(self.device.type == "cuda")
 
     @property
@@ -312,7 +312,7 @@ class TrainingFields(CheckedFields):
         return timedelta(seconds=self.ddp_timeout)
 
     def get_process_log_level(self) -> int:
-        """The level of `logging` that log_level names; `passive` is that of transformers."""
+        """The `logging` level that log_level names; `passive` is transformers' level."""
         from transformers.utils.logging import get_verbosity
 
         named = logging.getLevelNamesMapping().get(str(self.log_level).upper())
