@@ -66,10 +66,10 @@ FIELDS: list[tuple[Given, tuple[str, ...]]] = [
     ({"logging_strategy": "step"}, ("logging_strategy = 'step'", "use no, steps or epoch")),
     ({"eval_strategy": "steps"}, ("eval_strategy = 'steps'", "give the trainer an eval_dataset")),
     ({"metric_for_best_model": "banana"}, ("metric_for_best_model = 'banana'", "Give eval_strategy")),
-    ({**BEST, "eval_strategy": "no", "load_best_model_at_end": True}, ("load_best_model_at_end", "give eval_strategy")),
+    ({**BEST, "eval_strategy": "no", "load_best_model_at_end": True}, ("load_best_model_at_end", "Set eval_strategy")),
     ({**BEST, "save_strategy": "no", "load_best_model_at_end": True}, ("save_strategy = no", "Use save_strategy")),
     ({**BEST, "save_strategy": "best", "metric_for_best_model": None}, ("= best", "metric_for_best_model")),
-    ({**BEST, "save_strategy": "best", "eval_strategy": "no"}, ("save_strategy = best", "give eval_strategy")),
+    ({**BEST, "save_strategy": "best", "eval_strategy": "no"}, ("save_strategy = best", "Set eval_strategy")),
     ({**BEST, "save_strategy": "worst"}, ("save_strategy = 'worst'", "use no, steps, epoch or best")),
 ]
 """Fields of GRPOConfig, most of which all configs have."""
