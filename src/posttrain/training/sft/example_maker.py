@@ -258,7 +258,7 @@ def token_row(row: DatasetRow) -> TokenRow:
         if wrong is not None:
             raise UserError(
                 f"{row.where}: labels[{wrong}] = {labels[wrong]}, but {TOKENS}[{wrong}] = {tokens[wrong]}: a label is"
-                f" its own token, or {NOT_LEARNED} if it is not learned.  Do not shift labels: posttrain does it"
+                f" its own token, or {NOT_LEARNED} if it is not learned.  Do not shift labels; the loss does"
             )
         learned = [a and label != NOT_LEARNED for a, label in zip(learned, labels, strict=True)]
     return TokenRow(row.where, tuple(tokens), (False, *learned[1:]))
