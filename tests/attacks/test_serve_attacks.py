@@ -198,7 +198,7 @@ def test_openai_s_client_brings_the_token_as_its_key(locked: ModelServer) -> Non
         answer = ours.chat.completions.create(model="bundled", messages=messages, max_tokens=4, n=2, seed=1)
         assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
         assert answer.usage.completion_tokens == 8
-        with refused("text before a given suffix", error=openai.BadRequestError):
+        with refused("text before a suffix", error=openai.BadRequestError):
             ours.completions.create(model="bundled", prompt="hi", suffix="end")
     other = openai.OpenAI(base_url=base_url, api_key="another", max_retries=0)
     with other, refused("the token", error=openai.AuthenticationError):
@@ -341,5 +341,6 @@ def test_an_interrupt_ends_the_server_while_it_answers() -> None:
             os.kill(process.pid, signal.SIGINT)
             _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert errors.startswith("posttrain: SIGINT: interrupted")
+    assert errors.startswith("posttrain: ")
+    assert "interrupted" in errors
     assert len(errors.splitlines()) == 1

@@ -70,7 +70,7 @@ def received(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def say(run: Path, **sections: Any) -> None:
-    """Have the recipe of a run say something else."""
+    """Have this run's recipe say something else."""
     file = run / "config.yaml"
     content = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump({**content, **sections}))
@@ -147,7 +147,7 @@ def test_a_link_to_a_runs_recipe_is_a_runs_recipe(received: Path, capsys: pytest
     before = set(sys.modules)
     assert main(["rl", "other/mine.yaml", "--dry-run"]) == 2
     require_nothing_run(before)
-    assert "the recipe of a run" in capsys.readouterr().err
+    assert "this run's recipe" in capsys.readouterr().err
 
 
 def test_a_flag_may_ask_for_what_the_run_says_of_its_model(received: Path) -> None:

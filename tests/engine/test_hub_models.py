@@ -169,7 +169,7 @@ def test_a_mistyped_folder_is_not_looked_for_elsewhere() -> None:
 
 
 def test_a_revision_of_a_folder_is_refused() -> None:
-    with refused("revision = v2…a model of the hub"):
+    with refused("revision = v2…only for hub models"):
         ModelOptions(revision="v2")
 
 

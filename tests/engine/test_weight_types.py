@@ -64,7 +64,7 @@ def test_the_type_of_products_follows_device_and_weights(
 def test_float32_is_refused_where_the_weights_are_narrower(tmp_path: Path) -> None:
     with refused("dtype = float32", "weights are bfloat16"):
         as_policy(tiny_model("qwen3", BF16, exact=False), tokenizer(), dtype="float32")
-    with refused("weights = bfloat16 with dtype = float32"):
+    with refused("weights = bfloat16 stores fewer digits than dtype = float32"):
         ModelOptions(weights="bfloat16", dtype="float32")
     with refused("context = 1: must be greater than 1"):
         ModelOptions(context=1)
