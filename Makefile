@@ -42,7 +42,8 @@ faults: .venv/.ok ## 200 random faults over whole runs: servers, networks, ranks
 soak: .venv/.ok ## a hundred thousand programs, and completions through workers, and what they leave behind
 	$(BIN)/python -m tests.soak --items 100000
 
-check: lint types docs test ## what CI runs: lint, format, types, docs and tests
+check: lint types test ## what CI runs: lint, format, types, tests, and the documentation with lessons on tiny settings
+	POSTTRAIN_TINY=1 $(MAKE) docs
 
 lint: .venv/.ok ## style, and whether the code is formatted
 	$(BIN)/ruff check
