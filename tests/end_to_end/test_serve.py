@@ -289,7 +289,7 @@ def test_a_fault_of_the_server_is_an_answer_too(server: ModelServer, monkeypatch
         raise KeyError("a bug")
 
     monkeypatch.setattr(server.service.engine, "open", fault)
-    assert "internal error of the server" in refused_request(server, "/v1/completions", {"prompt": QUESTION}, 500)
+    assert "Internal error" in refused_request(server, "/v1/completions", {"prompt": QUESTION}, 500)
     monkeypatch.undo()
     assert asked(server, "/v1/completions", {"prompt": QUESTION, "max_tokens": 1})[0] == 200
 
