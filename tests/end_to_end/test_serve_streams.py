@@ -226,7 +226,7 @@ def test_a_fault_of_the_server_amid_an_answer_is_an_event(
     monkeypatch.setattr("posttrain.server.openai_answers.StreamedChoice.grown", fault)
     with suppress(httpx.RemoteProtocolError):  # the connection ends with it
         *_, last = events
-        assert "internal error of the server" in last["error"]["message"]
+        assert "Internal error" in last["error"]["message"]
     monkeypatch.undo()
     until(lambda: idle(server))
 
