@@ -100,6 +100,7 @@ def test_everything_is_reached_by_keys(window: Browser, server: RunViewer) -> No
     for key, expected in down:
         window.press(key)
         window.until(f"location.hash.startsWith('#/run/0{expected}')")
+        window.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")  # the page follows
         window.until(LOADED)
     before = window.run("location.hash")
     window.press("j")
