@@ -103,7 +103,7 @@ clean: ## remove what make made; runs/ stays
 	    "posttrain needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.12 ..." % sys.version_info[:2])'
 	@test -e $@ || $(PYTHON) -m venv --clear .venv
 	@rm -f $@
-	@echo "Installing into .venv (torch for $(TORCH)): about a minute, most of it downloads"
+	@echo "Installing into .venv (torch for $(TORCH)): a few minutes, most of it downloads"
 ifeq ($(TORCH),cpu)
 	@$(PIP) install -q --no-deps -c constraints.txt --index-url $(TORCH_CPU_INDEX) --retries 0 --timeout 15 torch \
 	    2>/dev/null || echo "PyTorch's CPU index cannot be reached: taking torch from the usual package index"

@@ -134,14 +134,18 @@ class Payment:
         """Whether it is paid, or, for a penalty, not penalised."""
         return self.score is not None and self.score > self.example.above
 
-    def line(self) -> str:
+    @property
+    def paid(self) -> str:
+        """The score as it is printed."""
         scored = "not scored" if self.score is None else f"{self.score + 0.0:.3g}"  # without the sign of -0
-        paid = "error" if self.error else scored
+        return "error" if self.error else scored
+
+    def line(self) -> str:
         kind = "right" if self.answer.right else "trick"
         verdict = "" if self.fine else "  <-- " + (self.error or ("too slow" if self.slow else "should not be"))
         known = "penalties do not see the task" if self.example.above < 0 else "a known hack: see the reward's page"
         note = f"  ({known})" if self.answer.known and self.earned else ""
-        return f"  {kind}  {paid:>10}  {1000 * self.seconds:8.1f} ms  {self.answer.label}{note}{verdict}"
+        return f"  {kind}  {self.paid:>10}  {1000 * self.seconds:8.1f} ms  {self.answer.label}{note}{verdict}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -199,9 +203,14 @@ def replayed(
     resources: Resources,
     workers: "ReplyWorkers | None" = None,
 ) -> list[Payment]:
-    """The score of each answer, printed as it comes; an answer that hangs is not tried on other rows."""
+    """The score of each answer, printed as it comes; an answer that hangs is not tried on other rows.
+
+    A fine answer is listed once, and only counted where another row gives the same score.
+    """
     paid: list[Payment] = []
     lost: set[str] = set()
+    listed: set[tuple[str, str]] = set()
+    num_repeated = 0
     for example in examples:
         for answer in example.answers:
             if answer.label in lost:
@@ -210,8 +219,14 @@ def replayed(
             if payment.slow and not payment.lost:  # the first call may have started a sandbox or a worker
                 payment = tried(function, example, answer, resources, workers)
             paid.append(payment)
-            print(paid[-1].line(), flush=True)
-            lost |= {answer.label} if paid[-1].lost else set()
+            lost |= {answer.label} if payment.lost else set()
+            if payment.fine and (answer.label, payment.paid) in listed:
+                num_repeated += 1
+                continue
+            listed.add((answer.label, payment.paid))
+            print(payment.line(), flush=True)
+    if num_repeated:
+        print(f"  {num_repeated} more got the same score on other rows")
     return paid
 
 

@@ -75,9 +75,10 @@ def main(arguments: Sequence[str]) -> int:
     with serve_extra("posttrain view"):
         from posttrain.server.viewer_routes import RunViewer
     server = RunViewer(replace(runs, live=switches.live), port=switches.port)
-    print(f"{server.address}\n(Ctrl-C stops it)", flush=True)
+    address = server.address + ("" if below or len(folders) > 1 else "&/run/0")  # one run: no list to choose from
+    print(f"{address}\n(Ctrl-C stops it)", flush=True)
     if switches.open and has_display():
-        webbrowser.open(server.address)
+        webbrowser.open(address)
     server.serve_until_signal()
     return 0
 

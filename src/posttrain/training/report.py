@@ -208,6 +208,7 @@ def closing_lines(
         "",
         *transcript_lines(*transcripts),
         f"run folder   {folder}  (summary.json, metrics.jsonl, rollouts/{picture})",
+        f"look at it   posttrain view {folder}",
         f"ask it       posttrain chat {folder}",
         *([f"measure it   {measured}"] if session.questions().prompts else []),
     ]
