@@ -238,7 +238,8 @@ def test_a_run_names_the_command_that_measures_it_by_its_own_recipe(
 ) -> None:
     run, printed = trained_on_rows
     lines = [line.strip() for line in printed.splitlines()]
-    mentions(lines, f"measure it   posttrain eval {run}", f"ask it       posttrain chat {run}", f"look at it   posttrain view {run}")
+    mentions(lines, f"measure it   posttrain eval {run}", f"ask it       posttrain chat {run}")
+    mentions(lines, f"look at it   posttrain view {run}")
     assert main(["eval", str(run), "--output", str(tmp_path / "results.json")]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     after = json.loads((run / "summary.json").read_text())["after"]

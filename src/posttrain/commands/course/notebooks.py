@@ -20,5 +20,6 @@ def main(arguments: Sequence[str]) -> int:
     from posttrain.course.notebooks import write_notebooks
 
     written = write_notebooks(Path(folder))
-    print(f"{len(written)} lessons in {folder}.  Open one with JupyterLab (pip install jupyterlab):  jupyter lab {written[0]}")
+    print(f"{len(written)} lessons in {folder}.  Open one with JupyterLab (pip install jupyterlab):")
+    print(f"  jupyter lab {written[0]}")
     return 0
