@@ -12,7 +12,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gymnasium test-browser test-scale faults test-vllm soak check lint format types docs dist families bench trl-parity trl-scripts trl-tests mutants constraints clean
+.PHONY: help demo test test-gymnasium test-browser test-scale test-walk faults test-vllm soak check lint format types docs dist families bench trl-parity trl-scripts trl-tests mutants constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -36,13 +36,16 @@ test-scale: .venv/.ok ## faults of servers, ranks, environments and disks in eve
 	$(BIN)/python -m pytest -n 2 -m scale tests/faults
 	$(BIN)/python -m tests.faults.chaos --faults 20
 
+test-walk: .venv/.ok ## the commands of README and the first pages, one after another, as a newcomer types them
+	$(BIN)/python -m pytest -m scale tests/end_to_end/test_newcomer_walk.py
+
 faults: .venv/.ok ## 200 random faults over whole runs: servers, networks, ranks and drivers that are killed, stopped and cut off
 	$(BIN)/python -m tests.faults.chaos --faults 200
 
 soak: .venv/.ok ## a hundred thousand programs, and completions through workers, and what they leave behind
 	$(BIN)/python -m tests.soak --items 100000
 
-check: lint types test ## what CI runs: lint, format, types, tests, and the documentation with lessons on tiny settings
+check: lint types test test-walk ## what CI runs: lint, format, types, tests, and the documentation with lessons on tiny settings
 	POSTTRAIN_TINY=1 $(MAKE) docs
 
 lint: .venv/.ok ## style, and whether the code is formatted

@@ -232,12 +232,13 @@ def test_numbers_in_words(window: Browser, server: RunViewer) -> None:
 
 def test_the_planted_hack_is_read_three_clicks_from_the_list(window: Browser, server: RunViewer) -> None:
     open_view(window, server, "/")
-    clicks = ["a[href='#/run/1']", ".alarms .links a"]
-    for selector in clicks:
-        window.until(f"!!document.querySelector({selector!r})")
-        window.run(f"document.querySelector({selector!r}).click()")
+    alarm = "[...document.querySelectorAll('.alarms li')].find(e => e.innerText.includes('reward alone'))"
+    for link in ("document.querySelector(\"a[href='#/run/1']\")", f"{alarm}?.querySelector('.links a')"):
+        window.until(f"!!({link})")
+        window.run(f"({link}).click()")
     window.until("!!document.querySelector('main h1')?.innerText.startsWith('Rollout')")
     window.until("!!document.querySelector('.read .token')")
+    assert "16+16=32,7+32=39!" in shown(window).replace("\n", "")  # claims a hit for 21, with 16 twice
 
 
 def test_hostile_texts_are_shown_as_text(window: Browser, run: Path, tmp_path: Path) -> None:
