@@ -290,7 +290,7 @@ def test_heads_that_are_repeated_give_what_grouped_heads_give() -> None:
 
 
 def test_a_prompt_without_a_token_has_no_place_in_the_layout() -> None:
-    with refused("a root has a token at least", error=AssertionError):
+    with refused("a root has at least one token", error=AssertionError):
         PackedLayout([3, 0])
 
 
