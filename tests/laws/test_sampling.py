@@ -262,7 +262,7 @@ def test_logits_that_are_no_numbers_are_an_error_that_names_the_row(vocab, sampl
     ("options", "message"),
     [
         ({"temperature": 0.0}, "greedy"),
-        ({"temperature": math.nan}, "from 0.001 to 100"),
+        ({"temperature": math.nan}, "between 0.001 and 100"),
         ({"top_k": -1}, "top_k = -1"),
         ({"top_p": 1.5}, "at most 1"),
     ],
