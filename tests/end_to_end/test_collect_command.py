@@ -80,8 +80,8 @@ def test_a_dry_run_compares_what_the_run_would(recipe: Path, tmp_path: Path) -> 
     told = printed("collect", *asked, "--dry-run")
     assert main(["collect", *asked]) == 0
     rows = (tmp_path / "run" / "preferences.jsonl").read_text() + (tmp_path / "run" / "ties.jsonl").read_text()
-    assert ("compared   none of them" in told) == (not rows)
-    assert "compared   none of them" in told
+    assert ("compared   none" in told) == (not rows)
+    assert "compared   none" in told
 
 
 def test_a_changed_file_is_told_when_a_collection_is_resumed(recipe: Path, tmp_path: Path) -> None:

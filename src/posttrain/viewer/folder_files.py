@@ -88,7 +88,7 @@ class WholeFile(Generic[Content]):
             if size > MOST_BYTES:
                 raise ValueError(f"{size} bytes, more than the viewer reads")
             with open_file(self.path) as file:
-                return self.read(file.read(MOST_BYTES + 1))
+                return self.read(file.read(min(size, MOST_BYTES) + 1))
         except (ValueError, OSError, RecursionError) as error:
             return Unreadable(self.path.name, f"cannot be read ({error})")
 
