@@ -197,7 +197,7 @@ def test_each_rater_votes_on_a_page_of_their_own(recipe: Path, tmp_path: Path, m
     command = ["collect", str(recipe), "--run.folder", str(folder), *asked]
     running = threading.Thread(target=lambda: codes.append(main(command)))
     running.start()
-    while "End with the button" not in told.getvalue():
+    while "Finish with the button" not in told.getvalue():
         assert running.is_alive(), told.getvalue()
         time.sleep(0.02)
     said = told.getvalue()
