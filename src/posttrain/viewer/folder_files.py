@@ -31,12 +31,9 @@ class Unreadable(Exception):
 
 def content_or(missing: Content, read: Callable[[], Content], faults: list[str]) -> Content:
     """The content, or else `missing` and a fault, which is noted once."""
-    try:
+    with noting(faults):
         return read()
-    except Unreadable as fault:
-        if str(fault) not in faults:
-            faults.append(str(fault))
-        return missing
+    return missing
 
 
 @contextmanager

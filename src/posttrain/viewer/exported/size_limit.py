@@ -8,7 +8,6 @@ from posttrain.viewer.exported.shared_values import SharedValues
 
 UNITS = {"": 1, "KB": 1000, "MB": 1_000_000}
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KM]B)?", re.IGNORECASE)
-DEFAULT = "20MB"
 
 
 def size_in_bytes(text: str) -> int:
