@@ -74,10 +74,10 @@ async def measure(url: str, server: int, repeats: int) -> None:
                     seconds.setdefault(name, []).append(taken)
     (one, *_) = seconds.values()
     for name, values in seconds.items():
-        wall, cpu = map(median, zip(*values, strict=True))
+        wall, cpu = median(each for each, _ in values), median(each for _, each in values)
         print(f"{name}: {tokens[name]} tokens in {wall:.2f} s, {cpu:.2f} s of CPU", end="; ")
-        ratios = [[b / a for a, b in zip(*pair, strict=True)] for pair in zip(one, values, strict=True)]
-        print("over the first: {:.2f} and {:.2f}".format(*map(median, zip(*ratios, strict=True))))
+        walls, cpus = ([after[i] / before[i] for before, after in zip(one, values, strict=True)] for i in (0, 1))
+        print(f"over the first: {median(walls):.2f} and {median(cpus):.2f}")
     for name, values in firsts.items():
         print(f"first token {name}: {1000 * median(values):.0f} ms, slowest {1000 * max(values):.0f} ms")
 

@@ -123,7 +123,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=400)
     given = options.parse_args()
     made = None if given.run else Path(mkdtemp())
-    folder = given.run or made / "run"
+    folder = given.run if made is None else made / "run"
     if made:
         write_run(folder, given.steps)
     ask = Asked(folder)

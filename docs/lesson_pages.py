@@ -7,14 +7,14 @@ from pathlib import Path
 
 import nbformat
 
-from posttrain.course.notebooks import cells, notebook
+from posttrain.course.notebooks import lesson_cells, notebook
 
 ROOT = Path(__file__).parents[1]
 
 
 def read(text):
     """A lesson for myst-nb, with the lines of its cells, so that a warning names the right one."""
-    lines = [cell.first_line for cell in cells(text)]
+    lines = [cell.first_line for cell in lesson_cells(text)]
     page = nbformat.from_dict(notebook(text))
     page.metadata["source_map"] = lines
     return page

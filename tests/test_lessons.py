@@ -12,7 +12,7 @@ import nbformat
 import pytest
 import torch
 
-from posttrain.course.notebooks import cells, lessons, notebook
+from posttrain.course.notebooks import lesson_cells, lessons, notebook
 from tests.support.commands import printed, refusal
 from tests.support.refusals import mentions
 
@@ -45,7 +45,7 @@ def test_a_lesson_runs_whole(name: str) -> None:
 @each_lesson
 def test_a_lesson_has_its_parts(name: str) -> None:
     text = lessons()[name].read_text(encoding="utf-8")
-    first, *rest = cells(text)
+    first, *rest = lesson_cells(text)
     number, title, question, minutes = re.fullmatch(
         r"# (\d+) · (.+)\n\n\*\*([^*]+\?)\*\*\n\n\*On 2 cores: (.+)\.\*\n\n.*", first.source, re.DOTALL
     ).groups()
@@ -78,7 +78,7 @@ def test_a_lesson_is_a_valid_notebook_with_the_same_code(name: str) -> None:
 
 def test_cells_are_text_and_code_with_their_lines() -> None:
     text = "# %% [markdown]\n# # Title\n#\n# words\n\n# %%\n# a comment\nx = 1\n\n\ny = '# %%'\n"
-    assert [(cell.kind, cell.source, cell.first_line) for cell in cells(text)] == [
+    assert [(cell.kind, cell.source, cell.first_line) for cell in lesson_cells(text)] == [
         ("markdown", "# Title\n\nwords", 1),
         ("code", "# a comment\nx = 1\n\n\ny = '# %%'", 6),
     ]

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from posttrain.server.viewer_routes import PAGE
 from posttrain.viewer.folder_files import Unreadable
 from posttrain.viewer.row_selections import WrongQuery
-from posttrain.viewer.viewer_answers import ADDRESSES, NoSuchAnswer, OpenedRuns, answer
+from posttrain.viewer.viewer_answers import ADDRESSES, NoSuchAnswer, OpenedRuns, viewer_answer
 from tests.support.viewed_folders import add_line, add_step, ask, requested, viewing, write_rows, write_run
 
 
@@ -149,7 +149,7 @@ def test_a_damaged_file_is_a_line_on_the_page_and_never_an_error_of_the_server(
     for each in ASKED:
         path, _, query = each.partition("?")
         try:
-            found = answer(opened, path, dict(pair.split("=") for pair in query.split("&") if pair))
+            found = viewer_answer(opened, path, dict(pair.split("=") for pair in query.split("&") if pair))
             told += json.dumps(found, allow_nan=False)
         except (Unreadable, NoSuchAnswer) as fault:
             told += str(fault)
@@ -294,4 +294,4 @@ def test_every_address_of_the_table_is_asked_here() -> None:
     known = ("pairs", "demonstrations", "grid", "comparison", "phases", "picture")
     assert [each for each in ours if not any(name in each for name in known)] == []
     with pytest.raises(WrongQuery):
-        answer(OpenedRuns.of([]), "compare", {})
+        viewer_answer(OpenedRuns.of([]), "compare", {})

@@ -235,7 +235,7 @@ def test_what_is_wrong_before_the_first_token_is_a_status(server: ModelServer) -
     assert asked(server, TEXT, {**LONG, "temperature": -1})[0] == 400
     with served(name="slow", seconds=0.2) as slow, slow.service.sampler.hands_off():
         status, said = asked(slow, TEXT, LONG)
-        assert (status, "busy for 0.2 seconds" in said["error"]["message"]) == (503, True)
+        assert (status, "busy with earlier requests for 0.2 seconds" in said["error"]["message"]) == (503, True)
 
 
 def test_a_client_that_leaves_amid_an_answer_ends_its_rows(server: ModelServer) -> None:

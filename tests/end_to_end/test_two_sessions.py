@@ -257,7 +257,7 @@ def test_a_session_of_another_number_of_threads_waits_for_the_first(model: Path,
 
 def test_a_session_that_cannot_be_opened_holds_no_threads_back(model: Path, tmp_path: Path) -> None:
     before = torch.get_num_threads()
-    with refused("rewards", "none is given"):
+    with refused("rewards", "none are given"):
         open_session(config_for(model, tmp_path, run={"threads": before + 1}), CallerObjects(rows=ROWS))
     assert torch.get_num_threads() == before
 

@@ -19,10 +19,10 @@ from posttrain.cli import main
 from posttrain.errors import UserError
 from posttrain.viewer.exported.chosen_rollouts import alarmed_groups, evenly
 from posttrain.viewer.exported.export import ExportedFile, export_runs
-from posttrain.viewer.exported.module_bundle import bundled
+from posttrain.viewer.exported.module_bundle import bundled_script
 from posttrain.viewer.exported.size_limit import SizedAnswers, size_in_bytes
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.viewer_answers import OpenedRuns, answer
+from posttrain.viewer.viewer_answers import OpenedRuns, viewer_answer
 from tests.support.hostile_texts import HOSTILE
 from tests.support.refusals import refused
 from tests.support.viewed_folders import step_rows, write_rows, write_run
@@ -113,7 +113,7 @@ def test_modules_are_bundled_after_what_they_import_and_share_no_name() -> None:
         "base": "const name = 2;\nexport function c() {}\nexport async function d() {}\n",
         "other": "export const never = 1;\n",
     }
-    script = bundled(modules, "main")
+    script = bundled_script(modules, "main")
     assert [*re.findall(r"const module_(\w+) =", script)] == ["base", "left", "main"]
     assert "const { c } = module_base;" in script
     assert "return { c, d };" in script
@@ -121,9 +121,9 @@ def test_modules_are_bundled_after_what_they_import_and_share_no_name() -> None:
     assert script.count("const name") == 3, "each in a function of its own"
     cycle = {"a": 'import { b } from "./b.js";\n', "b": 'import { a } from "./a.js";\n'}
     with pytest.raises(ValueError, match="a > b > a"):
-        bundled(cycle, "a")
+        bundled_script(cycle, "a")
     with pytest.raises(ValueError, match=r"a\.js imports b\.js"):
-        bundled({"a": cycle["a"]}, "a")
+        bundled_script({"a": cycle["a"]}, "a")
 
 
 @pytest.mark.parametrize("limit", [260_000, 300_000, 420_000, LARGE])
@@ -157,7 +157,7 @@ def test_a_file_has_the_answers_of_the_server_with_four_digits(run: Path) -> Non
     assert {path.split("/")[4].partition("?")[0] for path in asked} >= {"group", "overview", "problem", "rollout"}
     for path in asked:
         address, _, query = path.removeprefix("/api/").partition("?")
-        expected = dict(answer(runs, unquote(address), dict(parse_qsl(query))))
+        expected = dict(viewer_answer(runs, unquote(address), dict(parse_qsl(query))))
         expected.pop("graded", None)  # the page does not read it
         assert found[path] == rounded(expected), path
 

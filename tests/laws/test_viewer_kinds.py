@@ -13,11 +13,11 @@ from hypothesis import given, strategies as st
 
 from posttrain.training.dpo.dpo_run import ranked_pairs
 from posttrain.viewer.folder_files import Unreadable
-from posttrain.viewer.kinds.grid_world import read_arrays
+from posttrain.viewer.kinds.grid_world import grid_arrays
 from posttrain.viewer.kinds.scored_pairs import round_pairs
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.run_folders import run_folders
-from posttrain.viewer.viewer_answers import NoSuchAnswer, OpenedRuns, answer
+from posttrain.viewer.viewer_answers import NoSuchAnswer, OpenedRuns, viewer_answer
 from tests.support.kind_folders import (
     KINDS,
     PICTURE,
@@ -170,7 +170,7 @@ def test_arrays_that_would_run_code_or_fill_memory_are_not_read(tmp_path: Path) 
     with zipfile.ZipFile(run / "reward.npz", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("reward.npy", bytes(65 << 20))
     with pytest.raises(ValueError, match="larger than the viewer reads"):
-        read_arrays((run / "reward.npz").read_bytes())
+        grid_arrays((run / "reward.npz").read_bytes())
 
 
 def test_a_comparison_and_phases_lead_to_the_runs_inside_them(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_comparison_and_phases_lead_to_the_runs_inside_them(tmp_path: Path) ->
 
 
 def ask_below(folder: Path, at: int) -> Any:
-    return answer(OpenedRuns.of(run_folders(folder), below=folder), f"run/{at}/overview", {})
+    return viewer_answer(OpenedRuns.of(run_folders(folder), below=folder), f"run/{at}/overview", {})
 
 
 def test_a_picture_is_one_of_a_few_names_and_a_png(tmp_path: Path) -> None:

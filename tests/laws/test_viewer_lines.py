@@ -8,7 +8,7 @@ import pytest
 
 from posttrain.viewer import line_files
 from posttrain.viewer.kinds.pair_lines import PairLines
-from posttrain.viewer.metric_curves import MOST_POINTS, Drawn, extremes, line_of, panels, seconds_by_stage
+from posttrain.viewer.metric_curves import MOST_POINTS, Drawn, curve_panels, extremes, line_of, seconds_by_stage
 from posttrain.viewer.metric_lines import MetricLines
 from posttrain.viewer.score_lines import ScoreLines
 from tests.support.viewed_folders import add_line, ask, write_run
@@ -86,7 +86,7 @@ def test_a_long_run_answers_with_a_bounded_number_of_points(tmp_path: Path) -> N
         measured = {"eval/accuracy_sampled": 0.5, "eval/accuracy_sampled_low": step / 1e4}
         lines.append(json.dumps({**record, **(measured if step % 10 == 0 else {})}))
     metrics = metrics_file(tmp_path, lines).whole()
-    for panel in panels(metrics):
+    for panel in curve_panels(metrics):
         for line in panel["lines"]:
             assert 500 <= len(line["steps"]) <= MOST_POINTS + 2
     accuracy = line_of(metrics, Drawn("eval/accuracy_sampled", "sampled"))

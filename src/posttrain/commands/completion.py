@@ -82,12 +82,12 @@ def bash(commands: Sequence[CompletedCommand], recipes: Sequence[str]) -> Iterat
 def zsh(commands: Sequence[CompletedCommand], recipes: Sequence[str]) -> Iterator[str]:
     """A function for compdef."""
     yield "_posttrain() {"
-    yield "  local -a commands=(" + " ".join(quoted(f"{each.name}:{each.does}") for each in commands) + ")"
+    yield "  local -a commands=(" + " ".join(shell_quoted(f"{each.name}:{each.does}") for each in commands) + ")"
     yield "  local -A flags=("
-    yield from (f"    {each.name} {quoted(' '.join(each.flags))}" for each in commands)
+    yield from (f"    {each.name} {shell_quoted(' '.join(each.flags))}" for each in commands)
     yield "  )"
     yield "  local -A parts=("
-    yield from (f"    {each.name} {quoted(' '.join(each.parts))}" for each in commands if each.parts)
+    yield from (f"    {each.name} {shell_quoted(' '.join(each.parts))}" for each in commands if each.parts)
     yield "  )"
     yield "  if ((CURRENT == 2)); then"
     yield "    _describe command commands"
@@ -106,17 +106,17 @@ def zsh(commands: Sequence[CompletedCommand], recipes: Sequence[str]) -> Iterato
 def fish(commands: Sequence[CompletedCommand], recipes: Sequence[str]) -> Iterator[str]:
     """A line for each word."""
     for each in commands:
-        yield f"complete -c posttrain -n __fish_use_subcommand -f -a {each.name} -d {quoted(each.does)}"
+        yield f"complete -c posttrain -n __fish_use_subcommand -f -a {each.name} -d {shell_quoted(each.does)}"
     seen = "'not __fish_use_subcommand'"
-    yield f"complete -c posttrain -n {seen} -a {quoted(' '.join(recipes))} -d recipe"
+    yield f"complete -c posttrain -n {seen} -a {shell_quoted(' '.join(recipes))} -d recipe"
     for each in commands:
-        here = quoted(f"__fish_seen_subcommand_from {each.name}")
+        here = shell_quoted(f"__fish_seen_subcommand_from {each.name}")
         if each.parts:
-            yield f"complete -c posttrain -n {here} -a {quoted(' '.join(each.parts))}"
+            yield f"complete -c posttrain -n {here} -a {shell_quoted(' '.join(each.parts))}"
         yield from (f"complete -c posttrain -n {here} -l {flag.removeprefix('--')}" for flag in each.flags)
 
 
-def quoted(text: str) -> str:
+def shell_quoted(text: str) -> str:
     """Text for a shell, in single quotes; our names and sentences do not contain backslashes."""
     return "'" + text.replace("'", "'\\''") + "'"
 

@@ -110,7 +110,7 @@ def export(runs: "OpenedRuns", switches: ViewSwitches) -> int:
     return 0
 
 
-def beside(folder: str) -> None:
+def view_beside_run(folder: str) -> None:
     """Serve one run, which may not exist yet, until standard input closes, when the parent process ends."""
     from posttrain.server.viewer_routes import RunViewer
     from posttrain.viewer.viewer_answers import OpenedRuns
@@ -152,4 +152,4 @@ def has_display() -> bool:
 
 
 if __name__ == "__main__":
-    beside(sys.argv[1])
+    view_beside_run(sys.argv[1])

@@ -37,7 +37,7 @@ def case(
     return Case(says=says, arguments=arguments, options=options, expected=expected, slope_of=slope_of, slope=slope)
 
 
-def numbers(*values: object) -> torch.Tensor:
+def case_numbers(*values: object) -> torch.Tensor:
     return torch.tensor(values)
 
 
@@ -57,10 +57,10 @@ K3 = (2 / 3 - 1 + math.log(1.5)) / 2
 # d/dlogit of -A log π / 2 is -A (onehot - π) / 2; of .1 k3 / 2 it is .1 (1 - ref/π) (onehot - π) / 2.
 FIRST_SLOPE, SECOND_SLOPE = (-0.5 + 0.1 * (1 - 2 / 3)) / 2 * 0.25, 1.0 / 2 * 0.5
 
-NEW, REFERENCE = torch.log(numbers(0.6, 0.4, 0.7, 0.3)), torch.log(numbers(0.5, 0.5, 0.6, 0.4))
-SEQUENCE_ADVANTAGES = numbers(1.2, -0.4, 0.5, -1.0)
+NEW, REFERENCE = torch.log(case_numbers(0.6, 0.4, 0.7, 0.3)), torch.log(case_numbers(0.5, 0.5, 0.6, 0.4))
+SEQUENCE_ADVANTAGES = case_numbers(1.2, -0.4, 0.5, -1.0)
 # Ratios 1.1, .9, 13/12, .875 are in bounds: dL/dx = (-ρ A + β (1 - 1/ρ)) / 4.
-INSIDE = torch.log(numbers(0.55, 0.45, 0.65, 0.35))
+INSIDE = torch.log(case_numbers(0.55, 0.45, 0.65, 0.35))
 RATIOS = (1.1, 0.9, 13 / 12, 0.875)
 INSIDE_SLOPE = [(-r * a + 0.05 * (1 - 1 / r)) / 4 for r, a in zip(RATIOS, (1.2, -0.4, 0.5, -1.0), strict=True)]
 
@@ -77,14 +77,14 @@ FORMULA_CASES = {
         case(
             "the next value less this one, and the reward at the end",
             torch.tensor([[0.5, 1.0, 2.0, 4.0, 8.0]]),
-            numbers(10.0),
+            case_numbers(10.0),
             2,
             expected=torch.tensor([[1.0, 2.0, 6.0]]),
         ),
         case(
             "one advantage for each generated token",
             torch.zeros(2, 10),
-            numbers(1.0, -1.0),
+            case_numbers(1.0, -1.0),
             3,
             expected=torch.tensor([[0.0] * 6 + [1.0], [0.0] * 6 + [-1.0]]),
         ),
@@ -104,23 +104,31 @@ FORMULA_CASES = {
         # Mean 2/5; squares 2 · .36 + 3 · .16 = 1.2, over 4.
         case(
             "above the mean, in sample deviations",
-            numbers(1.0, 1.0, 0.0, 0.0, 0.0),
-            expected=numbers(*[0.6 / (math.sqrt(0.3) + 1e-4)] * 2, *[-0.4 / (math.sqrt(0.3) + 1e-4)] * 3),
+            case_numbers(1.0, 1.0, 0.0, 0.0, 0.0),
+            expected=case_numbers(*[0.6 / (math.sqrt(0.3) + 1e-4)] * 2, *[-0.4 / (math.sqrt(0.3) + 1e-4)] * 3),
         ),
         # Squares .5625 + 3 · .0625 = .75, over 3.
-        case("one standout", numbers(1.0, 0.0, 0.0, 0.0), expected=numbers(0.75 / 0.5001, *[-0.25 / 0.5001] * 3)),
-        case("equal rewards are exactly 0, though their mean is rounded", numbers(*[0.9] * 3), expected=torch.zeros(3)),
-        case("a group of one is 0", numbers(1.0), expected=torch.zeros(1)),
+        case(
+            "one standout",
+            case_numbers(1.0, 0.0, 0.0, 0.0),
+            expected=case_numbers(0.75 / 0.5001, *[-0.25 / 0.5001] * 3),
+        ),
+        case(
+            "equal rewards are exactly 0, though their mean is rounded",
+            case_numbers(*[0.9] * 3),
+            expected=torch.zeros(3),
+        ),
+        case("a group of one is 0", case_numbers(1.0), expected=torch.zeros(1)),
     ],
     "compute_group_advantages": [
         # 1 and 0 are .5 from their mean, 2 and 4 are 1 from theirs: each pair is ±1.
         case(
             "group by group, in population deviations",
-            numbers(1.0, 0.0, 2.0, 4.0),
+            case_numbers(1.0, 0.0, 2.0, 4.0),
             2,
-            expected=numbers(1.0, -1.0, -1.0, 1.0),
+            expected=case_numbers(1.0, -1.0, -1.0, 1.0),
         ),
-        case("equal rewards are exactly 0", numbers(*[0.9] * 3), 3, expected=torch.zeros(3)),
+        case("equal rewards are exactly 0", case_numbers(*[0.9] * 3), 3, expected=torch.zeros(3)),
     ],
     "compute_grpo_loss": [
         case(
@@ -164,14 +172,14 @@ FORMULA_CASES = {
         # 1.5 times as likely as under the reference, and better than its siblings: the clip keeps 1.2, the KL pulls.
         case(
             "beyond the bound only the KL has a gradient",
-            numbers(math.log(1.5)),
+            case_numbers(math.log(1.5)),
             torch.zeros(1),
             torch.ones(1),
             0.05,
             0.2,
             expected=-1.2 + 0.05 * (1 / 1.5 - 1 + math.log(1.5)),
             slope_of=0,
-            slope=numbers(0.05 * (1 - 1 / 1.5)),
+            slope=case_numbers(0.05 * (1 - 1 / 1.5)),
         ),
     ],
 }
@@ -186,10 +194,10 @@ ANSWERS = (
 BEHIND = "<think>\na\n</think>\n<answer>\n1\n</answer>"
 
 TEXT_CASES = {
-    "reward_fn_period_count": [case("full stops of each text", ["a. b.", ""], expected=numbers(2.0, 0.0))],
+    "reward_fn_period_count": [case("full stops of each text", ["a. b.", ""], expected=case_numbers(2.0, 0.0))],
     "format_reward": [
-        case("tags on separate lines", [BEHIND, "<think>missing"], expected=numbers(1.0, 0.0)),
-        case("text after the answer earns nothing", [f"{BEHIND}\nmore"], expected=numbers(0.0)),
+        case("tags on separate lines", [BEHIND, "<think>missing"], expected=case_numbers(1.0, 0.0)),
+        case("text after the answer earns nothing", [f"{BEHIND}\nmore"], expected=case_numbers(0.0)),
     ],
     "format_reward_func": [
         case("arithmetic in its tags", ANSWERS[0], expected=1.0),

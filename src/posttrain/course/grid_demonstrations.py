@@ -42,7 +42,7 @@ def feature_expectation_from_trajectories(
     """
     from posttrain.irl.course import feature_expectations
 
-    expectations: ndarray = feature_expectations(features, demonstrations_of(demos))
+    expectations: ndarray = feature_expectations(features, as_demonstrations(demos))
     return expectations
 
 
@@ -53,7 +53,7 @@ def initial_probabilities_from_trajectories(n_states: int, demos: Iterable[Traje
     """
     from posttrain.irl.course import start_histogram
 
-    histogram: ndarray = start_histogram(n_states, demonstrations_of(demos))
+    histogram: ndarray = start_histogram(n_states, as_demonstrations(demos))
     return histogram
 
 
@@ -96,13 +96,13 @@ def maxent_irl(
     from posttrain.irl.course import recover_reward
 
     fit = recover_reward(
-        world_of(p_transition), features, [*terminal], demonstrations_of(demos), step_size=lr, tolerance=eps
+        world_of(p_transition), features, [*terminal], as_demonstrations(demos), step_size=lr, tolerance=eps
     )
     reward: ndarray = features @ fit.weights
     return reward
 
 
-def demonstrations_of(demos: Iterable[TrajectoryLike]) -> "Demonstrations":
+def as_demonstrations(demos: Iterable[TrajectoryLike]) -> "Demonstrations":
     from posttrain.irl.demonstrations import Demonstrations
 
     walks = [[(step.s_from, step.action, step.s_to) for step in each.transitions()] for each in demos]

@@ -29,7 +29,7 @@ class Law:
     fault: Callable[[Function], str]
 
 
-def bundled(*, adapted: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def bundled_model(*, adapted: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A bundled model and its tokenizer."""
     adapter = AdapterOptions(rank=4, alpha=8) if adapted else None
     policy = load_policy(ModelOptions(path="bundled-instruct", adapter=adapter, device="cpu"))
@@ -64,26 +64,26 @@ def off(found: object, expected: float, what: str) -> str:
     )
 
 
-def gradient_norm(model: PreTrainedModel) -> float:
+def norm_of_gradient(model: PreTrainedModel) -> float:
     squares = [float(each.grad.square().sum()) for each in model.parameters() if each.grad is not None]
     return math.sqrt(sum(squares))
 
 
 def log_prob_value(function: Function) -> str:
     """The value for a response, token by token."""
-    model, tokenizer = bundled()
+    model, tokenizer = bundled_model()
     prompt, response = (tokenizer.encode(text, add_special_tokens=False) for text in (PROMPT, RESPONSE))
     return off(function(model, tokenizer, PROMPT, RESPONSE), by_hand(model, prompt, response), "log π(response)")
 
 
 def log_prob_gradient(function: Function) -> str:
     """Whether the weights get a gradient from it."""
-    model, tokenizer = bundled()
+    model, tokenizer = bundled_model()
     found = function(model, tokenizer, PROMPT, RESPONSE)
     if not (isinstance(found, Tensor) and found.requires_grad):
         return "the result has no gradient, so a loss made of it teaches nothing.  Is the forward pass under no_grad?"
     found.backward()
-    return "" if gradient_norm(model) > 0 else "the gradient of the weights is 0"
+    return "" if norm_of_gradient(model) > 0 else "the gradient of the weights is 0"
 
 
 def rewards_in_turn(*rewards: float) -> Callable[..., float]:
@@ -93,12 +93,12 @@ def rewards_in_turn(*rewards: float) -> Callable[..., float]:
 
 def step_learns(function: Function) -> str:
     """Whether a group of different rewards leaves a gradient."""
-    model, tokenizer = bundled()
+    model, tokenizer = bundled_model()
     torch.manual_seed(0)
     loss, mean, responses = function(model, tokenizer, PROMPT, "52", rewards_in_turn(1.0, 0.0, 0.0, 1.0), 4, 1.0, 12)
     if len(responses) != 4:
         return f"{len(responses)} responses, expected 4"
-    moved = gradient_norm(model) > 0
+    moved = norm_of_gradient(model) > 0
     return off(mean, 0.5, "mean reward") or (
         "" if moved else f"loss = {loss:.4g}, and the gradient of the weights is 0"
     )
@@ -106,9 +106,9 @@ def step_learns(function: Function) -> str:
 
 def step_skips(function: Function) -> str:
     """Whether a group of equal rewards has no loss."""
-    model, tokenizer = bundled()
+    model, tokenizer = bundled_model()
     loss, mean, _ = function(model, tokenizer, PROMPT, "52", lambda *_: 0.9, 4, 1.0, 12)
-    return off(loss, 0.0, "loss") or off(mean, 0.9, "mean reward") or off(gradient_norm(model), 0.0, "gradient norm")
+    return off(loss, 0.0, "loss") or off(mean, 0.9, "mean reward") or off(norm_of_gradient(model), 0.0, "gradient norm")
 
 
 def padded_rows(tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor, list[tuple[list[int], list[int]]]]:
@@ -126,7 +126,7 @@ def padded_rows(tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor, lis
 
 def row_log_probs(function: Function) -> str:
     """The values of both rows, and their gradient."""
-    model, tokenizer = bundled()
+    model, tokenizer = bundled_model()
     rows, lengths, pairs = padded_rows(tokenizer)
     found = function(model, tokenizer, rows, lengths)
     if getattr(found, "shape", None) != (2,):
@@ -141,7 +141,7 @@ def row_log_probs(function: Function) -> str:
 
 def samples_hold_prompts(function: Function) -> str:
     """Whether rows begin with the prompts that were asked."""
-    model, tokenizer = bundled()
+    model, tokenizer = bundled_model()
     prompts = [PROMPT, "Add 47 and 5.\n"]
     rows, lengths, texts = function(model, tokenizer, prompts, 2, 8)
     if (len(rows), len(lengths), len(texts)) != (4, 4, 4):
@@ -157,7 +157,7 @@ def samples_hold_prompts(function: Function) -> str:
 
 def reference_is_not_the_policy(function: Function) -> str:
     """No completion of four tokens has the form, so advantages are 0 and only the KL remains."""
-    model, tokenizer = bundled(adapted=True)
+    model, tokenizer = bundled_model(adapted=True)
     optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.0)
     config = HomeworkConfig(max_new_tokens=4, temperature=1.0)
     report = function(model, tokenizer, [PROMPT] * 2, optimizer, 1, config)
@@ -167,7 +167,7 @@ def reference_is_not_the_policy(function: Function) -> str:
 
 def rate_of_short_answers(function: Function) -> str:
     """Three tokens cannot have the form."""
-    rate, answers = function(*bundled(), [PROMPT] * 2, 3)
+    rate, answers = function(*bundled_model(), [PROMPT] * 2, 3)
     return off(rate, 0.0, "the rate of answers of three tokens") or (
         "" if len(answers) == 2 else f"{len(answers)} answers"
     )
@@ -175,7 +175,7 @@ def rate_of_short_answers(function: Function) -> str:
 
 def head_beside_logits(function: Function) -> str:
     """Whether logits are the model's own, and values have one number a token."""
-    model, _ = bundled()
+    model, _ = bundled_model()
     rows = torch.randint(2, 300, (2, 6))
     logits, values = function(model)(rows)
     if values.shape != (2, 6):
@@ -189,8 +189,8 @@ def head_beside_logits(function: Function) -> str:
 
 def rlhf_has_a_policy_term(function: Function) -> str:
     """Whether rewards without the other losses move the policy."""
-    model, tokenizer = bundled()
-    reference = bundled()[0]
+    model, tokenizer = bundled_model()
+    reference = bundled_model()[0]
     actor = TransformerWithValueHead(model)
     optimizer = torch.optim.SGD(actor.parameters(), lr=0.1)
     config = RLHFConfig(prompts=[PROMPT] * 2, max_gen_len=8, kl_coef=0.0, value_coef=0.0)
@@ -205,7 +205,7 @@ def rlhf_has_a_policy_term(function: Function) -> str:
 
 def equal_models_score_alike(function: Function) -> str:
     """A model compared with itself."""
-    model, tokenizer = bundled()
+    model, tokenizer = bundled_model()
     means = function(PROMPT, model, model, tokenizer, 8)
     return off(means["trained"], means["reference"], "mean reward of the model compared with itself")
 

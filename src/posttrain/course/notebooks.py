@@ -36,7 +36,7 @@ def lessons() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("[0-9]*.py"))}
 
 
-def cells(text: str) -> Iterator[LessonCell]:
+def lesson_cells(text: str) -> Iterator[LessonCell]:
     """The cells of a lesson; lines before the first one are ignored."""
     starts = [*CELL.finditer(text)]
     for start, end in zip(starts, [*(match.start() for match in starts[1:]), len(text)], strict=True):
@@ -51,7 +51,7 @@ def cells(text: str) -> Iterator[LessonCell]:
 def notebook(text: str) -> dict[str, object]:
     """A lesson in Jupyter's format 4.5, without outputs."""
     found: list[dict[str, object]] = []
-    for number, cell in enumerate(cells(text)):
+    for number, cell in enumerate(lesson_cells(text)):
         found.append({"cell_type": cell.kind, "id": f"cell-{number}", "metadata": {}, "source": cell.source})
         if cell.kind == "code":
             found[-1] |= {"execution_count": None, "outputs": []}

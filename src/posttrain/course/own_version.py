@@ -56,7 +56,7 @@ def fault_of_case(own: Callable[..., Any], case: Case, name: str) -> str:
     if isinstance(of, Tensor):
         of.requires_grad_()
     found = own(*arguments, **case.options)
-    fault = difference(found, case.expected, "result")
+    fault = first_difference(found, case.expected, "result")
     if fault or not isinstance(of, Tensor):
         return fault
     loss = found[0] if isinstance(found, tuple) else found
@@ -64,10 +64,10 @@ def fault_of_case(own: Callable[..., Any], case: Case, name: str) -> str:
         return "the result has no gradient, so it teaches nothing.  Is something under no_grad, or a float?"
     loss.backward()
     named = [*signature(getattr(course, name)).parameters][case.slope_of or 0]
-    return difference(torch.zeros_like(of) if of.grad is None else of.grad, case.slope, f"gradient of {named}")
+    return first_difference(torch.zeros_like(of) if of.grad is None else of.grad, case.slope, f"gradient of {named}")
 
 
-def difference(found: object, expected: object, where: str) -> str:
+def first_difference(found: object, expected: object, where: str) -> str:
     """The first place where two results differ, with both numbers; an empty string if there is none."""
     if isinstance(expected, Tensor | np.ndarray):
         return array_difference(found, np.asarray(expected), where)
@@ -82,7 +82,7 @@ def difference(found: object, expected: object, where: str) -> str:
         pairs = [(*both, f"{where}[{i}]") for i, both in enumerate(zip(found, expected, strict=True))]
     else:
         return array_difference(found, np.asarray(expected), where)
-    return next(filter(None, (difference(*each) for each in pairs)), "")
+    return next(filter(None, (first_difference(*each) for each in pairs)), "")
 
 
 def array_difference(found: object, expected: np.ndarray, where: str) -> str:

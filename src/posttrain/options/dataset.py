@@ -139,7 +139,7 @@ class DatasetOptions(RowSourceOptions):
         Rule(
             "sources",
             lambda o: len({each.weight is None for each in o.sources}) <= 1,
-            "only give some of them a weight.  Give all of them a weight, or none.",
+            "have weights for some and not for all.  Give all of them a weight, or none.",
         ),
         Rule("path", lambda o: not (o.sources and o.path), "and sources are both given.  Move it into sources."),
         Rule("generator", lambda o: not (o.sources and o.generator), "and sources are both given.  Give one of them."),

@@ -89,13 +89,13 @@ def whole_choice(rollout: Rollout, asked: CompletionRequest, tokenizer: PreTrain
     said = {"message": {"role": "assistant", "content": text}} if asked.chat else {"text": text}
     logprobs = None
     if asked.logprobs is not None:
-        tokens, texts = tokens_of(rollout), added_texts(tokenizer, rollout.sequence.text_tokens)
+        tokens, texts = sampled_tokens_of(rollout), added_texts(tokenizer, rollout.sequence.text_tokens)
         shown = num_shown(offsets_of(texts), text, rollout)
-        logprobs = logprobs_of(tokens[:shown], texts[:shown], 0, asked, tokenizer)
+        logprobs = answer_logprobs(tokens[:shown], texts[:shown], 0, asked, tokenizer)
     return {**said, "finish_reason": reason, "logprobs": logprobs}
 
 
-def tokens_of(rollout: Rollout) -> list[SampledToken]:
+def sampled_tokens_of(rollout: Rollout) -> list[SampledToken]:
     alternatives = rollout.alternatives or ((),) * len(rollout.logprobs)
     return list(map(SampledToken, rollout.sequence.tokens, rollout.logprobs, alternatives))
 
@@ -110,7 +110,7 @@ def num_shown(offsets: Sequence[int], text: str, rollout: Rollout) -> int:
     return bisect_left(offsets, len(text)) if len(text) < len(rollout.text) else len(offsets)
 
 
-def logprobs_of(
+def answer_logprobs(
     tokens: Sequence[SampledToken],
     texts: Sequence[str],
     start: int,
@@ -170,7 +170,7 @@ class StreamedChoice:
 
     def finished(self, rollout: Rollout) -> Json:
         """The last chunk."""
-        tokens = tokens_of(rollout)[: len(rollout.sequence.text_tokens)]
+        tokens = sampled_tokens_of(rollout)[: len(rollout.sequence.text_tokens)]
         self._read(tokens)
         if self.texts:
             self.texts[-1] += self.pieces.rest()
@@ -197,7 +197,7 @@ class StreamedChoice:
         new, said, logprobs = slice(self.num_tokens_sent, shown), text[self.num_sent :], None
         if self.asked.logprobs is not None:
             start = self.offsets[self.num_tokens_sent] if self.num_tokens_sent < shown else 0
-            logprobs = logprobs_of(tokens[new], self.texts[new], start, self.asked, self.tokenizer)
+            logprobs = answer_logprobs(tokens[new], self.texts[new], start, self.asked, self.tokenizer)
         role = {} if self.begun else {"role": "assistant"}
         delta = {**role, **({"content": said} if said or role else {})}
         self.begun, self.num_sent, self.num_tokens_sent = True, len(text), shown

@@ -23,7 +23,7 @@ from posttrain.server.requests import Access, RefusedRequest, has_token
 from posttrain.server.voting_page import TOKEN_HEADER
 from posttrain.viewer.folder_files import Unreadable
 from posttrain.viewer.row_selections import WrongQuery
-from posttrain.viewer.viewer_answers import Answer, NoSuchAnswer, OpenedRuns, answer
+from posttrain.viewer.viewer_answers import Answer, NoSuchAnswer, OpenedRuns, viewer_answer
 
 PAGE = Path(__file__).with_name("viewer_page")
 TYPES = {
@@ -95,7 +95,7 @@ class RunViewer(HttpServer):
         found: Answer
         try:
             with self._one_at_a_time:
-                found = answer(self.runs, path, query)
+                found = viewer_answer(self.runs, path, query)
         except NoSuchAnswer as error:
             raise RefusedRequest(str(error), HTTPStatus.NOT_FOUND) from error
         except WrongQuery as error:

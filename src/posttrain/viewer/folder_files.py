@@ -31,9 +31,10 @@ class Unreadable(Exception):
 
 def content_or(missing: Content, read: Callable[[], Content], faults: list[str]) -> Content:
     """The content, or else `missing` and a fault, which is noted once."""
+    content = missing
     with noting(faults):
-        return read()
-    return missing
+        content = read()
+    return content
 
 
 @contextmanager
@@ -90,7 +91,7 @@ class WholeFile(Generic[Content]):
             return Unreadable(self.path.name, f"cannot be read ({error})")
 
 
-def json_object(content: bytes) -> dict[str, object]:
+def parsed_object(content: bytes) -> dict[str, object]:
     """The JSON object in a file.  Raises ValueError."""
     found = json.loads(content)
     if not isinstance(found, dict):
@@ -98,7 +99,7 @@ def json_object(content: bytes) -> dict[str, object]:
     return found
 
 
-def number(value: object) -> float | int | None:
+def json_number(value: object) -> float | int | None:
     """A number that JSON supports; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -116,7 +117,7 @@ def json_value(value: object) -> object:
         case list():
             return [json_value(item) for item in value]
         case float():
-            return number(value)
+            return json_number(value)
     return value if value is None or isinstance(value, str | int | bool) else str(value)
 
 

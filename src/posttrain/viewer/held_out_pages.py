@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from posttrain.viewer.answer_types import Curves
 from posttrain.viewer.folder_files import noting
-from posttrain.viewer.metric_curves import panels
+from posttrain.viewer.metric_curves import curve_panels
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.paired_test import Right, sign_flip_p_value
 from posttrain.viewer.problem_answers import (
@@ -94,7 +94,7 @@ def held_out_page(run: OpenedRun) -> HeldOutPage:
     changes = [each["change"] for each in shown]
     p_value, says = None, ""
     if before is not None and after is not None:
-        p_value, says = difference("before training", before, "after training", after)
+        p_value, says = evaluation_difference("before training", before, "after training", after)
     return HeldOutPage(
         evaluations=[evaluation_entry(run, each) for each in results],
         problems=sorted(shown, key=lambda each: ORDER.index(each["change"])),
@@ -170,7 +170,7 @@ def evaluation_entry(run: OpenedRun, results: HeldOutResults) -> HeldOutEvaluati
     )
 
 
-def difference(name_a: str, a: HeldOutResults, name_b: str, b: HeldOutResults) -> tuple[float | None, str]:
+def evaluation_difference(name_a: str, a: HeldOutResults, name_b: str, b: HeldOutResults) -> tuple[float | None, str]:
     """The p-value of the difference of two evaluations on their common problems, and a sentence."""
     both = [name for name in a.problems if name in b.problems]
     if not both:
@@ -201,7 +201,7 @@ def compared_runs(a: OpenedRun, b: OpenedRun, places: tuple[int, int]) -> Compar
         "One of the runs does not have an evaluation with completions, so problems cannot be compared.",
     )
     if last_a is not None and last_b is not None:
-        p_value, says = difference(f"in {a.name}", last_a, f"in {b.name}", last_b)
+        p_value, says = evaluation_difference(f"in {a.name}", last_a, f"in {b.name}", last_b)
         texts = more | prompts
         common = [name for name in last_a.problems if name in last_b.problems]
         problems = [compared_problem(name, texts, last_a, last_b) for name in common]
@@ -231,7 +231,7 @@ def common_panels(a: OpenedRun, b: OpenedRun) -> list[Curves]:
     """The panels of both runs on one axis, each line with the name of its run."""
     found: dict[str, Curves] = {}
     for run in (a, b):
-        for panel in panels(run.metrics.whole()):
+        for panel in curve_panels(run.metrics.whole()):
             named = [{**line, "name": f"{line['name']}, {run.name}"} for line in panel["lines"]]
             kept = found.setdefault(panel["panel"], {**panel, "lines": []})
             kept["lines"] += named  # type: ignore[arg-type]

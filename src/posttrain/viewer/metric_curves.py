@@ -101,7 +101,7 @@ PANELS = (
 BY_REWARD = ("Reward", "Loss")
 
 
-def panels(metrics: MetricLines) -> list[Curves]:
+def curve_panels(metrics: MetricLines) -> list[Curves]:
     """The panels for which there are numbers."""
     left_out = BY_REWARD[1] if "reward" in metrics.names else BY_REWARD[0]
     found: list[Curves] = []
@@ -158,14 +158,14 @@ def outcomes(metrics: MetricLines) -> Outcomes:
     functions = [name.split("/")[1] for name in names]
     function = max(sorted(set(functions)), key=functions.count, default="")
     shown = [name for name in names if name.startswith(f"outcomes/{function}/")]
-    return Outcomes(function=function, **stack(metrics, shown))
+    return Outcomes(function=function, **metric_stack(metrics, shown))
 
 
 def seconds_by_stage(metrics: MetricLines) -> Stack:
-    return stack(metrics, names_with(metrics, "seconds/"), within="step_time")
+    return metric_stack(metrics, names_with(metrics, "seconds/"), within="step_time")
 
 
-def stack(metrics: MetricLines, names: Sequence[str], *, within: str = "") -> Stack:
+def metric_stack(metrics: MetricLines, names: Sequence[str], *, within: str = "") -> Stack:
     """Some metrics at the lines with one of them, and only those with `within`; of many lines every n-th."""
     found = [metrics.lines_with(name) for name in names]
     lines = np.unique(np.concatenate([np.zeros(0, dtype=int), *(each for each, _ in found)]))

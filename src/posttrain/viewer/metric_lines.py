@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posttrain.viewer.answer_types import Number
-from posttrain.viewer.folder_files import number, stamp
+from posttrain.viewer.folder_files import json_number, stamp
 from posttrain.viewer.line_files import LineFile, step_record
 
 Values = NDArray[Any]
@@ -75,7 +75,7 @@ class MetricLines(LineFile):
                     continue
                 self._lines_of[name], self._values_of[name] = array("I"), array("d")
             self._lines_of[name].append(place)
-            known = number(value)
+            known = json_number(value)
             self._values_of[name].append(float("nan") if known is None else known)
             self._count += 1
 
@@ -120,7 +120,7 @@ class MetricLines(LineFile):
         for name, lines in self._lines_of.items():
             at = bisect_left(lines, place)
             if at < len(lines) and lines[at] == place:
-                found[name] = number(self._values_of[name][at])
+                found[name] = json_number(self._values_of[name][at])
         return found
 
 

@@ -16,7 +16,7 @@ from posttrain.config.reading import COMMAND_OF, recipe_kind
 from posttrain.config.recipes import RUN_RECIPE, RecipeLayer, parse_yaml
 from posttrain.runs.folder import LOCK, VERSION
 from posttrain.viewer.answer_types import Source, State
-from posttrain.viewer.folder_files import Content, WholeFile, json_object, mapping, stamp
+from posttrain.viewer.folder_files import Content, WholeFile, mapping, parsed_object, stamp
 from posttrain.viewer.line_files import Journal, LineFile
 from posttrain.viewer.metric_lines import MetricLines
 from posttrain.viewer.score_lines import ScoreLines
@@ -42,9 +42,9 @@ class OpenedRun:
         self.name = name or folder.resolve().name
         self.metrics, self.alarms = MetricLines(folder / "metrics.jsonl"), Journal(folder / "alarms.jsonl")
         self.score_lines = ScoreLines(folder / "scores.jsonl")
-        self.summary: WholeFile[dict[str, object]] = WholeFile(folder / "summary.json", json_object, {})
+        self.summary: WholeFile[dict[str, object]] = WholeFile(folder / "summary.json", parsed_object, {})
         self.recipe_text = WholeFile(folder / RUN_RECIPE, lambda content: content.decode("utf-8"), "")
-        self.recipe: WholeFile[dict[str, object]] = WholeFile(folder / RUN_RECIPE, recipe_sections, {})
+        self.recipe: WholeFile[dict[str, object]] = WholeFile(folder / RUN_RECIPE, sections_of_recipe, {})
         self.format = WholeFile(folder / "format", lambda content: int(content[:40]), 1)
         self.rollouts, self.evaluations = StepFiles(folder / "rollouts"), StepFiles(folder / "evaluations")
         self.token_columns = StepFiles(folder / "token_columns", needed=("draw", "sample", "update"))
@@ -112,7 +112,7 @@ class OpenedRun:
         return f"format: {version}, but this version of posttrain reads up to {VERSION}.  Update posttrain"
 
 
-def recipe_sections(content: bytes) -> dict[str, object]:
+def sections_of_recipe(content: bytes) -> dict[str, object]:
     """The sections of a recipe.  Raises ValueError."""
     try:
         found = parse_yaml(content.decode("utf-8"))

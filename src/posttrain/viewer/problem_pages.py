@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from posttrain.viewer.answer_types import Source
-from posttrain.viewer.folder_files import noting, number
+from posttrain.viewer.folder_files import json_number, noting
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.problem_answers import Asked, ProblemEntry, ProblemList, ProblemPage, ProblemStep
-from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, names_of, rows_of
+from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, row_names, rows_of
 from posttrain.viewer.step_files import StepFile
-from posttrain.viewer.step_pages import by_group
+from posttrain.viewer.step_pages import rows_by_group
 
 COLUMNS = ("draw", "sample", "prompt_id", "reward", "judged", "evaluation", "greedy")
 MOST_PROBLEMS = 1000
@@ -83,20 +83,20 @@ def asked_in(file: StepFile, source: Source, step: int) -> dict[str, tuple[str, 
     import pyarrow as pa
 
     rows = [{**row, "place": place} for place, row in enumerate(file.read(COLUMNS).to_pylist())]
-    groups = list(by_group([row for row in rows if not row.get("greedy")]).values())
+    groups = list(rows_by_group([row for row in rows if not row.get("greedy")]).values())
     places = [of_group[0]["place"] for of_group in groups]
     prompts = file.read(["prompt"])["prompt"].take(pa.array(places, "int64")).to_pylist()
     found: dict[str, tuple[str, list[Asked]]] = {}
     for of_group, prompt in zip(groups, prompts, strict=True):
-        rewards = [number(row.get("reward")) for row in of_group]
-        judged = [number(row.get("judged")) for row in of_group] if source == "evaluations" else rewards
+        rewards = [json_number(row.get("reward")) for row in of_group]
+        judged = [json_number(row.get("judged")) for row in of_group] if source == "evaluations" else rewards
         asked = Asked(
             step=step,
             source=source,
             evaluation=of_group[0].get("evaluation") or "",
             reward=mean_of(rewards),
             solved=mean_of([None if each is None else float(each >= 1) for each in judged]),
-            group=names_of(of_group[0])[0],
+            group=row_names(of_group[0])[0],
         )
         name = of_group[0]["prompt_id"] or ""
         found.setdefault(name, ((prompt or "")[-PROMPT_CHARACTERS:], []))[1].append(asked)

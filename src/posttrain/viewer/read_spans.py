@@ -18,7 +18,7 @@ from posttrain.rewards.parsing.tags import (
     program_in,
 )
 from posttrain.runs.progress import visible
-from posttrain.viewer.folder_files import mapping, number
+from posttrain.viewer.folder_files import json_number, mapping
 from posttrain.viewer.rollout_answers import TextSpan
 
 Place = tuple[int, int]
@@ -48,7 +48,7 @@ def final_answer(text: str) -> Place | None:
     return None
 
 
-def program(text: str) -> Place | None:
+def program_place(text: str) -> Place | None:
     found = program_in(text)
     at = -1 if not found else text.rfind(found)
     return None if found is None or at < 0 else (at, at + len(found))
@@ -57,12 +57,12 @@ def program(text: str) -> Place | None:
 READS: dict[str, tuple[Literal["answer", "test"], Callable[[str], Place | None]]] = {
     **dict.fromkeys(("countdown", "countdown_last", "countdown_credit", "countdown_steps"), ("answer", answer_by_tags)),
     **dict.fromkeys(("math", "maths", "exact_match"), ("answer", final_answer)),
-    **dict.fromkeys(("code", "code_course"), ("test", program)),
+    **dict.fromkeys(("code", "code_course"), ("test", program_place)),
 }
 """By reward function: what its span is, and where it is."""
 
 
-def spans_of(graded: str, row: Mapping[str, Any], details: Mapping[str, object]) -> tuple[list[TextSpan], list[str]]:
+def text_spans(graded: str, row: Mapping[str, Any], details: Mapping[str, object]) -> tuple[list[TextSpan], list[str]]:
     """Spans in the graded text, and notes without a position; `details` has what functions logged, by function."""
     spans: list[TextSpan] = []
     notes: list[str] = []
@@ -74,12 +74,12 @@ def spans_of(graded: str, row: Mapping[str, Any], details: Mapping[str, object])
         place = read[1](graded) if read is not None and len(graded) <= MOST_CHARACTERS else None
         if read is not None and place is not None:
             start, end = place
-            says, value = "; ".join(shown) or "what it read", number(row.get(f"score/{function}"))
+            says, value = "; ".join(shown) or "what it read", json_number(row.get(f"score/{function}"))
             spans.append(TextSpan(function=function, kind=read[0], start=start, end=end, says=says, value=value))
         elif shown:
             notes.append(f"{function}: {'; '.join(shown)}")
-        spans += marked(function, row.get(f"marks/{function}"))
-        spans += quoted(function, said, graded)
+        spans += marked_spans(function, row.get(f"marks/{function}"))
+        spans += quoted_spans(function, said, graded)
     return spans, notes
 
 
@@ -109,7 +109,7 @@ def of_test(columns: str, at: int) -> str:
         return ""
 
 
-def marked(function: str, marks: object) -> list[TextSpan]:
+def marked_spans(function: str, marks: object) -> list[TextSpan]:
     """Spans that a function marked, from the JSON in its column; one of value 0 only shows what it read."""
     try:
         spans = json.loads(marks)["spans"] if isinstance(marks, str) else []
@@ -120,7 +120,7 @@ def marked(function: str, marks: object) -> list[TextSpan]:
                 start=int(start),
                 end=int(end),
                 says="" if value else "what it read",
-                value=number(value) if value else None,
+                value=json_number(value) if value else None,
             )
             for start, end, value in spans
         ]
@@ -128,7 +128,7 @@ def marked(function: str, marks: object) -> list[TextSpan]:
         return []
 
 
-def quoted(function: str, said: Mapping[str, object], graded: str) -> list[TextSpan]:
+def quoted_spans(function: str, said: Mapping[str, object], graded: str) -> list[TextSpan]:
     """Quotes from the completion in a judge's words, marked in the completion."""
     reply = said.get("reply")
     if not isinstance(reply, str):

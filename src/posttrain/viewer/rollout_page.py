@@ -8,11 +8,11 @@ from typing import Any
 
 from posttrain.rewards.parsing.tags import THINK
 from posttrain.viewer.answer_types import Link, Number, Source
-from posttrain.viewer.folder_files import Unreadable, json_value, mapping, noting, number
+from posttrain.viewer.folder_files import Unreadable, json_number, json_value, mapping, noting
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.read_spans import details_at, spans_of
+from posttrain.viewer.read_spans import details_at, text_spans
 from posttrain.viewer.rollout_answers import Alternative, Neighbours, Piece, Quantity, RolloutPage, TurnEntry
-from posttrain.viewer.rollout_rows import names_of, require_step, shown_row
+from posttrain.viewer.rollout_rows import require_step, row_names, shown_row
 
 Row = Mapping[str, Any]
 MOST_TOKENS = 20_000
@@ -59,7 +59,7 @@ GAPS = (("teacher_logprobs", "teacher gap"), ("reference_logprobs", "log π − 
 def rollout_page(run: OpenedRun, source: Source, step: int, names: tuple[str, str]) -> RolloutPage | None:
     """The rollout of that group and name; None if it does not exist.  Raises Unreadable."""
     file, faults = require_step(run.files(source), step), list[str]()
-    order = [names_of(row) for row in file.read(["draw", "sample", "evaluation", "greedy"]).to_pylist()]
+    order = [row_names(row) for row in file.read(["draw", "sample", "evaluation", "greedy"]).to_pylist()]
     if names not in order:
         return None
     place = order.index(names)
@@ -77,7 +77,7 @@ def rollout_page(run: OpenedRun, source: Source, step: int, names: tuple[str, st
     if source == "rollouts":
         with noting(faults):
             details = details_at(run.score_lines.of_group(step, row["draw"]), siblings.index(place))
-    spans, notes = spans_of(prefill + text, row, details)
+    spans, notes = text_spans(prefill + text, row, details)
     by_update = []
     if source == "rollouts":
         with noting(faults):
@@ -99,18 +99,18 @@ def rollout_page(run: OpenedRun, source: Source, step: int, names: tuple[str, st
         turns=turns(row),
         extras={name.removeprefix("extra/"): json_value(row[name]) for name in row if name.startswith("extra/")},
         columns=row.get("columns") or "",
-        weights_version=number(row.get("weights_version")),
+        weights_version=json_number(row.get("weights_version")),
         failure=row.get("failure") or "",
         neighbours=Neighbours(
-            previous=address(source, step, order[place - 1]) if place else None,
-            next=address(source, step, order[place + 1]) if place + 1 < len(order) else None,
+            previous=rollout_address(source, step, order[place - 1]) if place else None,
+            next=rollout_address(source, step, order[place + 1]) if place + 1 < len(order) else None,
         ),
-        siblings=[Link(at=address(source, step, order[at]), label=order[at][1]) for at in siblings],
+        siblings=[Link(at=rollout_address(source, step, order[at]), label=order[at][1]) for at in siblings],
         faults=faults,
     )
 
 
-def address(source: Source, step: int, names: tuple[str, str]) -> str:
+def rollout_address(source: Source, step: int, names: tuple[str, str]) -> str:
     return "/".join((source, str(step), *names))
 
 
@@ -145,7 +145,7 @@ def token_texts(
 
 def alternatives_at(run: OpenedRun, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Alternative]:
     return [
-        Alternative(text=piece["text"], id=piece["id"], logprob=number(logprob))
+        Alternative(text=piece["text"], id=piece["id"], logprob=json_number(logprob))
         for piece, logprob in zip(run.pieces.given(tokens), logprobs, strict=False)
     ]
 
@@ -185,38 +185,38 @@ def decoded_ends(content: Sequence[bytes]) -> tuple[list[int], str]:
     return ends, "".join(parts)
 
 
-def spread(values: Sequence[Any] | None, sampled: Sequence[bool]) -> list[Number]:
+def over_all_tokens(values: Sequence[Any] | None, sampled: Sequence[bool]) -> list[Number]:
     """Values of sampled tokens as values of all tokens; null for tokens that were not sampled."""
     given = iter(values or [])
-    return [plain(next(given, None)) if own else None for own in sampled]
+    return [finite_number(next(given, None)) if own else None for own in sampled]
 
 
-def plain(value: object) -> Number:
-    return int(value) if isinstance(value, bool) else number(value)
+def finite_number(value: object) -> Number:
+    return int(value) if isinstance(value, bool) else json_number(value)
 
 
 def rollout_quantities(row: Row, sampled: Sequence[bool]) -> Iterator[Quantity]:
     """Numbers per token in rollouts/; if tokens do not have advantages, the completion's is used."""
-    if row.get("token_advantages") is None and number(row.get("advantage")) is not None:
-        yield quantity(OF_ROLLOUT[0], spread([row["advantage"]] * len(sampled), sampled))
+    if row.get("token_advantages") is None and json_number(row.get("advantage")) is not None:
+        yield shown_quantity(OF_ROLLOUT[0], over_all_tokens([row["advantage"]] * len(sampled), sampled))
     for each in OF_ROLLOUT:
         if row.get(each.column) is not None:
-            yield quantity(each, spread(row[each.column], sampled))
+            yield shown_quantity(each, over_all_tokens(row[each.column], sampled))
     for name in row:
         if name.startswith("marks/") and (values := marks_on_tokens(row[name])):
             function = name.removeprefix("marks/")
-            yield quantity(Coloured(name, f"marks by {function}", "reward", 0.0), values)
+            yield shown_quantity(Coloured(name, f"marks by {function}", "reward", 0.0), values)
 
 
 def marks_on_tokens(marks: object) -> list[Number]:
     try:
         tokens = json.loads(marks)["tokens"] if isinstance(marks, str) else []
-        return [number(each) for each in tokens]
+        return [json_number(each) for each in tokens]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
 
 
-def quantity(drawn: Coloured, values: Sequence[Number], update: int | None = None) -> Quantity:
+def shown_quantity(drawn: Coloured, values: Sequence[Number], update: int | None = None) -> Quantity:
     """A quantity as the page shows it."""
     of_update = "" if update is None else f", update {update}"
     found = Quantity(
@@ -259,19 +259,19 @@ def of_update(computed: Row, sampled: Sequence[bool]) -> Iterator[Quantity]:
     known = {each.column for each in OF_UPDATE}
     for each in OF_UPDATE:
         if is_numbers(computed.get(each.column)):
-            yield quantity(each, spread(computed[each.column], sampled), update)
+            yield shown_quantity(each, over_all_tokens(computed[each.column], sampled), update)
     policy = computed.get("policy_logprobs")
     for column, label in GAPS:
         if is_numbers(policy) and is_numbers(computed.get(column)):
             signed = -1.0 if column == "teacher_logprobs" else 1.0
-            gaps = [difference(a, b, signed) for a, b in zip(policy or [], computed[column], strict=False)]
-            yield quantity(Coloured(f"{column}_gap", label, "nats", 0.0), spread(gaps, sampled), update)
+            gaps = [logprob_difference(a, b, signed) for a, b in zip(policy or [], computed[column], strict=False)]
+            yield shown_quantity(Coloured(f"{column}_gap", label, "nats", 0.0), over_all_tokens(gaps, sampled), update)
     for name, values in computed.items():
         if name not in known and name not in ("advantages", "behaviour_logprobs") and is_numbers(values):
-            yield quantity(Coloured(name, name.replace("_", " "), ""), spread(values, sampled), update)
+            yield shown_quantity(Coloured(name, name.replace("_", " "), ""), over_all_tokens(values, sampled), update)
 
 
-def difference(policy: object, other: object, signed: float) -> float | None:
+def logprob_difference(policy: object, other: object, signed: float) -> float | None:
     if not isinstance(policy, float) or not isinstance(other, float):
         return None
     return signed * (policy - other)
@@ -290,7 +290,7 @@ def turns(row: Row) -> list[TurnEntry]:
             TurnEntry(
                 end=int(end),
                 given=int(given),
-                reward=number(reward),
+                reward=json_number(reward),
                 calls=[dict(mapping(json_value(each))) for each in of],
             )
             for end, given, reward, of in zip(*listed, calls, strict=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from posttrain.viewer.answer_types import Source
-from posttrain.viewer.folder_files import Unreadable, noting, number
+from posttrain.viewer.folder_files import Unreadable, json_number, noting
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.rollout_answers import RowPage, ShownRollout
 from posttrain.viewer.row_selections import RowQuery, Selection, require_terms
@@ -58,7 +58,7 @@ class RowPages:
         rows: list[ShownRollout] = []
         with noting(faults):
             rows = rows_at(opened, wanted, query.source)
-        outcomes, terms = choices(files, opened, faults)
+        outcomes, terms = filter_choices(files, opened, faults)
         return RowPage(
             total=total,
             matches=matches,
@@ -120,8 +120,8 @@ def whole_length(length: float) -> int | None:
 def shown_row(row: Mapping[str, Any], source: Source, step: int, length: int | None) -> ShownRollout:
     """A row as tables show it."""
     prompt, completion = row["prompt"] or "", row["completion"] or ""
-    group, rollout = names_of(row)
-    reward, advantage = number(row.get("reward")), number(row.get("advantage"))
+    group, rollout = row_names(row)
+    reward, advantage = json_number(row.get("reward")), json_number(row.get("advantage"))
     return ShownRollout(
         at=f"{source}/{step}/{group}/{rollout}",
         source=source,
@@ -140,8 +140,8 @@ def shown_row(row: Mapping[str, Any], source: Source, step: int, length: int | N
         finish=row.get("finish") or "",
         length=length,
         outcomes=with_prefix(row, "outcome/", lambda value: value if isinstance(value, str) else ""),
-        scores=with_prefix(row, "score/", number),
-        judged=number(row.get("judged")),
+        scores=with_prefix(row, "score/", json_number),
+        judged=json_number(row.get("judged")),
         evaluation=row.get("evaluation") or "",
         greedy=bool(row.get("greedy")),
     )
@@ -156,14 +156,14 @@ def with_prefix(row: Mapping[str, Any], prefix: str, read: Any) -> dict[str, Any
     }
 
 
-def names_of(row: Mapping[str, Any]) -> tuple[str, str]:
+def row_names(row: Mapping[str, Any]) -> tuple[str, str]:
     """The names of a row's group and of its rollout; together they are unique in a file."""
     evaluation = row.get("evaluation")
     group = f"{evaluation}-{row['draw']}" if evaluation else str(row["draw"])
     return group, f"greedy-{row['sample']}" if row.get("greedy") else str(row["sample"])
 
 
-def choices(files: StepFiles, opened: Mapping[int, StepFile], faults: list[str]) -> tuple[list[str], list[str]]:
+def filter_choices(files: StepFiles, opened: Mapping[int, StepFile], faults: list[str]) -> tuple[list[str], list[str]]:
     """Outcomes and terms of the last file, as choices for filters."""
     if not opened:
         return [], []

@@ -104,7 +104,7 @@ class Selection:
             if step in self.found:
                 continue
             try:
-                self.found[step] = FoundRows(file.version, *chosen_rows(files, step, self.query))
+                self.found[step] = FoundRows(file.version, *selected_rows(files, step, self.query))
             except Unreadable as fault:
                 self.found[step] = FoundRows(file.version, np.zeros(0, dtype=int), np.zeros(0), str(fault))
             self.order = None
@@ -145,7 +145,7 @@ def require_terms(query: RowQuery, opened: Mapping[int, StepFile]) -> None:
             raise WrongQuery(f"{name} = {term[:40]!r}: must be {', '.join(TERMS)}, a reward function{more}")
 
 
-def chosen_rows(files: StepFiles, step: int, query: RowQuery) -> tuple[Values, Values]:
+def selected_rows(files: StepFiles, step: int, query: RowQuery) -> tuple[Values, Values]:
     """The rows of a file that match, and what they are sorted by."""
     file = files.file(step)
     told = [name for name in file.columns if name.startswith("outcome/")] if query.outcome else []

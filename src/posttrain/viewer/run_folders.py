@@ -49,7 +49,7 @@ def runs_below(below: Path) -> FoundRuns:
     if too_deep:
         what = f"folders more than {DEPTH} levels down are not searched, such as {too_deep[0]}"
         faults.append(f"{below}: {what}.  Name them to see their runs.")
-    return FoundRuns(sorted(found[:MOST_RUNS], key=changed, reverse=True), faults)
+    return FoundRuns(sorted(found[:MOST_RUNS], key=changed_at, reverse=True), faults)
 
 
 def walk(folder: Path, depth: int, too_deep: list[Path]) -> Iterator[Path]:
@@ -80,6 +80,6 @@ def is_run(folder: Path) -> bool:
     return recipe or any((folder / name).is_file() for name in MARKS)
 
 
-def changed(folder: Path) -> float:
+def changed_at(folder: Path) -> float:
     files = (folder / "metrics.jsonl", folder / RUN_RECIPE, *(folder / name for name in MARKS))
     return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)

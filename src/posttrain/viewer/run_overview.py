@@ -5,10 +5,10 @@ from functools import partial
 from types import MappingProxyType
 
 from posttrain.viewer.answer_types import AlarmEntry, KindPage, Link, Measure, Number, Overview, RunEntry, RunVersion
-from posttrain.viewer.folder_files import content_or, mapping, noting, number
-from posttrain.viewer.metric_curves import MOST_POINTS, outcomes, panels, seconds_by_stage
+from posttrain.viewer.folder_files import content_or, json_number, mapping, noting
+from posttrain.viewer.metric_curves import MOST_POINTS, curve_panels, outcomes, seconds_by_stage
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, names_of
+from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, row_names
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 HEADLINES = ("accuracy_sampled", "score", "reward", "pairs/accuracy", "accuracy", "loss")
@@ -42,7 +42,7 @@ def run_entry(run: OpenedRun, at: int) -> RunEntry:
         kind=content_or("", run.kind, faults),
         state=run.state(),
         last_step=metrics.last_step,
-        num_steps=whole(of_run.get("num_steps")),
+        num_steps=as_whole_number(of_run.get("num_steps")),
         reward=metrics.last("reward"),
         accuracy=metrics.last(f"eval/{measure}"),
         measure=measure,
@@ -88,10 +88,10 @@ def overview(
         task=str(task.get("name", "")),
         model=str(model.get("path", "")),
         versions={str(name): str(text) for name, text in mapping(summary.get("versions")).items()},
-        machine=machine(summary),
-        seconds=numbers(summary.get("seconds")),
-        tokens=numbers(summary.get("tokens")),
-        curves=panels(metrics),
+        machine=machine_of_run(summary),
+        seconds=named_numbers(summary.get("seconds")),
+        tokens=named_numbers(summary.get("tokens")),
+        curves=curve_panels(metrics),
         outcomes=outcomes(metrics),
         seconds_by_stage=seconds_by_stage(metrics),
         alarms=alarms,
@@ -102,20 +102,20 @@ def overview(
     )
 
 
-def whole(value: object) -> int | None:
+def as_whole_number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def numbers(value: object) -> dict[str, Number]:
+def named_numbers(value: object) -> dict[str, Number]:
     """The numbers of a JSON object; a single number is the `total`."""
     if isinstance(value, dict):
-        return {str(name): number(each) for name, each in value.items() if number(each) is not None}
-    return {} if number(value) is None else {"total": number(value)}
+        return {str(name): json_number(each) for name, each in value.items() if json_number(each) is not None}
+    return {} if json_number(value) is None else {"total": json_number(value)}
 
 
-def machine(summary: Mapping[str, object]) -> dict[str, str]:
+def machine_of_run(summary: Mapping[str, object]) -> dict[str, str]:
     found = {"device": summary.get("device"), **mapping(summary.get("machine"))}
-    memory = number(summary.get("peak_memory_bytes"))
+    memory = json_number(summary.get("peak_memory_bytes"))
     found |= {} if memory is None else {"peak memory": f"{memory / 1e9:.2f} GB"}
     return {name: str(value) for name, value in found.items() if value is not None}
 
@@ -152,7 +152,11 @@ def measures(summary: Mapping[str, object]) -> list[Measure]:
     """Numeric results before and after training: known ones first, then those with an interval."""
     before, after = mapping(summary.get("before")), mapping(summary.get("after"))
     ends = [name for name in (*before, *after) if interval(before, name) or interval(after, name)]
-    names = [name for name in MEASURES if number(before.get(name)) is not None or number(after.get(name)) is not None]
+    names = [
+        name
+        for name in MEASURES
+        if json_number(before.get(name)) is not None or json_number(after.get(name)) is not None
+    ]
     found = []
     for name in dict.fromkeys([*names, *ends]):
         label, unit = MEASURES.get(name, (name.replace("_", " "), ""))
@@ -161,10 +165,10 @@ def measures(summary: Mapping[str, object]) -> list[Measure]:
             Measure(
                 measure=label,
                 name=name,
-                before=number(before.get(name)),
+                before=json_number(before.get(name)),
                 before_low=low,
                 before_high=high,
-                after=number(after.get(name)),
+                after=json_number(after.get(name)),
                 after_low=after_low,
                 after_high=after_high,
                 unit=unit,
@@ -179,11 +183,11 @@ def interval(results: Mapping[str, object], name: str) -> tuple[Number, Number] 
     pair = results.get(f"{name}_interval")
     low, high = pair if isinstance(pair, list) and len(pair) == 2 else (results.get(f"{name}_low"), None)
     high = results.get(f"{name}_high") if high is None else high
-    return None if number(low) is None or number(high) is None else (number(low), number(high))
+    return None if json_number(low) is None or json_number(high) is None else (json_number(low), json_number(high))
 
 
 def resting_on(results: Mapping[str, object], name: str) -> str:
-    problems, samples = (number(results.get(each)) for each in ("num_problems", "samples_per_problem"))
+    problems, samples = (json_number(results.get(each)) for each in ("num_problems", "samples_per_problem"))
     if problems is None:
         return ""
     greedy = name == "accuracy_greedy"
@@ -232,7 +236,7 @@ def held_out_links(run: OpenedRun, step: int, verdict: str) -> list[Link]:
     rows = run.evaluations.kept(step, ("draw", "sample", "evaluation", "greedy", f"outcome/{function}")).to_pylist()
     shown = [row for row in rows if row.get(f"outcome/{function}") == outcome and not row.get("greedy")]
     return [
-        Link(at=f"evaluations/{step}/{'/'.join(names_of(row))}", label=f"held-out prompt {row['draw']}")
+        Link(at=f"evaluations/{step}/{'/'.join(row_names(row))}", label=f"held-out prompt {row['draw']}")
         for row in shown[:MOST_LINKS]
     ]
 
@@ -241,7 +245,9 @@ def rollouts_of_alarm(run: OpenedRun, record: Mapping[str, object]) -> Sequence[
     """Draw and sample of each; for earlier versions, the transcript is searched.  Raises Unreadable."""
     about = record.get("rollouts")
     if isinstance(about, list):
-        ids = [(whole(mapping(each).get("draw")), whole(mapping(each).get("sample"))) for each in about]
+        ids = [
+            (as_whole_number(mapping(each).get("draw")), as_whole_number(mapping(each).get("sample"))) for each in about
+        ]
         return [(draw, sample) for draw, sample in ids if draw is not None and sample is not None]
     transcript, step = record.get("transcript"), int(str(record["step"]))
     if not isinstance(transcript, str) or step not in run.rollouts.steps():

@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from posttrain.viewer.answer_types import Number, Source
-from posttrain.viewer.folder_files import noting, number
+from posttrain.viewer.folder_files import json_number, noting
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.rollout_answers import (
     GroupPage,
@@ -18,7 +18,14 @@ from posttrain.viewer.rollout_answers import (
     StepPage,
     StepRow,
 )
-from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, choices, names_of, require_step, whole_length, with_prefix
+from posttrain.viewer.rollout_rows import (
+    PROMPT_CHARACTERS,
+    filter_choices,
+    require_step,
+    row_names,
+    whole_length,
+    with_prefix,
+)
 from posttrain.viewer.step_files import StepFile
 
 Row = Mapping[str, Any]
@@ -64,14 +71,14 @@ def step_page(run: OpenedRun, source: Source, step: int) -> StepPage:
     names = [name for name in file.columns if name in SHORT or name.startswith(("score/", "outcome/"))]
     rows = short_rows(file, names)
     steps = files.steps()
-    outcomes, terms = choices(files, {step: file}, faults)
+    outcomes, terms = filter_choices(files, {step: file}, faults)
     return StepPage(
         source=source,
         step=step,
         previous=max((each for each in steps if each < step), default=None),
         next=min((each for each in steps if each > step), default=None),
         metrics={name: value for line in run.metrics.whole().of_step(step) for name, value in line.items()},
-        groups=[group_row(group, of_group) for group, of_group in by_group(rows).items()],
+        groups=[group_row(group, of_group) for group, of_group in rows_by_group(rows).items()],
         outcomes=outcomes,
         terms=terms,
         faults=faults,
@@ -84,11 +91,11 @@ def short_rows(file: StepFile, names: Sequence[str]) -> list[dict[str, Any]]:
     return [{**row, "length": whole_length(length)} for row, length in zip(rows, file.lengths(), strict=True)]
 
 
-def by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def rows_by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Rows by the name of their group, in file order; greedy ones come last in a group."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(names_of(row)[0], []).append(row)
+        groups.setdefault(row_names(row)[0], []).append(row)
     return groups
 
 
@@ -105,21 +112,21 @@ def group_row(group: str, rows: Sequence[Row]) -> GroupRow:
         prompt_id=rows[0]["prompt_id"] or "",
         prompt=(rows[0]["prompt"] or "")[-PROMPT_CHARACTERS:],
         rewards=rewards,
-        rollouts=[names_of(row)[1] for row in rows],
+        rollouts=[row_names(row)[1] for row in rows],
         mean=fmean(known) if known else None,
         spread=pstdev(known) if known else None,
         uninformative=len(known) < 2 or len(set(known)) == 1,
         replaced=trained and bool(known) and all(row["advantage"] is None for row in rows),
         outcomes=[outcome_of(row) for row in rows],
-        scores={name: [number(row[f"score/{name}"]) for row in rows] for name in sorted(functions)},
+        scores={name: [json_number(row[f"score/{name}"]) for row in rows] for name in sorted(functions)},
         mean_length=fmean(lengths) if lengths else None,
     )
 
 
 def scored(row: Row) -> Number:
     """The reward of a row, or the judge's score of a held-out completion."""
-    reward = number(row.get("reward"))
-    return number(row.get("judged")) if reward is None else reward
+    reward = json_number(row.get("reward"))
+    return json_number(row.get("judged")) if reward is None else reward
 
 
 def outcome_of(row: Row) -> str:
@@ -131,10 +138,10 @@ def group_page(run: OpenedRun, source: Source, step: int, group: str) -> GroupPa
     """All rollouts of a group; None if the step does not have this group.  Raises Unreadable."""
     file = require_step(run.files(source), step)
     order = file.read(["draw", "sample", "evaluation", "greedy"]).to_pylist()
-    groups = list(dict.fromkeys(names_of(row)[0] for row in order))
+    groups = list(dict.fromkeys(row_names(row)[0] for row in order))
     if group not in groups:
         return None
-    places = [place for place, row in enumerate(order) if names_of(row)[0] == group]
+    places = [place for place, row in enumerate(order) if row_names(row)[0] == group]
     table = file.read(file.columns, places[0], places[-1] + 1 - places[0])
     rows = table.take([place - places[0] for place in places]).to_pylist()
     faults: list[str] = []
@@ -169,16 +176,16 @@ def group_rollout(run: OpenedRun, at: str, row: Row, parting: int, faults: list[
     pieces: list[Piece] = []
     with noting(faults):
         pieces = run.pieces.pieces((row.get("tokens") or [])[:MOST_TOKENS], row.get("sampled"))
-    _, rollout = names_of(row)
+    _, rollout = row_names(row)
     return GroupRollout(
         at=f"{at}/{rollout}",
         sample=row["sample"],
         rollout=rollout,
         reward=scored(row),
-        advantage=number(row.get("advantage")),
+        advantage=json_number(row.get("advantage")),
         finish=row.get("finish") or "",
         outcome=outcome_of(row),
-        scores=with_prefix(row, "score/", number),
+        scores=with_prefix(row, "score/", json_number),
         greedy=bool(row.get("greedy")),
         pieces=pieces,
         text=(row["completion"] or "")[:MOST_CHARACTERS],

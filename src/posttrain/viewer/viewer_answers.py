@@ -120,10 +120,10 @@ class AskedFor:
 
     @property
     def source(self) -> Source:
-        return source_of(self.query.get("source", "rollouts"))
+        return query_source(self.query.get("source", "rollouts"))
 
 
-def answer(runs: OpenedRuns, path: str, query: Query) -> Answer:
+def viewer_answer(runs: OpenedRuns, path: str, query: Query) -> Answer:
     """The answer at an address after `/api/`.  Raises NoSuchAnswer, WrongQuery, and Unreadable for a file."""
     for pattern, reply in ADDRESSES.items():
         if found := re.fullmatch(pattern, path, re.ASCII):
@@ -190,7 +190,7 @@ def grid(asked: AskedFor) -> Answer:
     return grid_page(asked.run)
 
 
-def comparison(asked: AskedFor) -> Answer:
+def comparison_answer(asked: AskedFor) -> Answer:
     require_page(asked.run, "comparison")
     return comparison_page(asked.run, [each.run for each in asked.runs.shown])
 
@@ -213,10 +213,10 @@ def row_page(asked: AskedFor) -> Answer:
         step=asked.step,
         outcome=query.get("outcome", ""),
         term=query.get("term", ""),
-        low=bound("low", query),
-        high=bound("high", query),
-        length_low=bound("length_low", query),
-        length_high=bound("length_high", query),
+        low=query_bound("low", query),
+        high=query_bound("high", query),
+        length_low=query_bound("length_low", query),
+        length_high=query_bound("length_high", query),
         text=query.get("text", ""),
         evaluation=query.get("evaluation", ""),
         sort=query.get("sort", ""),
@@ -227,7 +227,7 @@ def row_page(asked: AskedFor) -> Answer:
 
 def group(asked: AskedFor) -> Answer:
     source, step, name = asked.path
-    found = group_page(asked.run, source_of(source), int(step), name)
+    found = group_page(asked.run, query_source(source), int(step), name)
     if found is None:
         raise NoSuchAnswer(f"{source}/{step}/{name}: no such group in this step")
     return found
@@ -235,13 +235,13 @@ def group(asked: AskedFor) -> Answer:
 
 def rollout(asked: AskedFor) -> Answer:
     source, step, *names = asked.path
-    found = rollout_page(asked.run, source_of(source), int(step), (names[0], names[1]))
+    found = rollout_page(asked.run, query_source(source), int(step), (names[0], names[1]))
     if found is None:
         raise NoSuchAnswer(f"{source}/{step}/{'/'.join(names)}: no such rollout in this step")
     return found
 
 
-def problem(asked: AskedFor) -> Answer:
+def problem_answer(asked: AskedFor) -> Answer:
     name = asked.query.get("id", "")
     found = asked.shown.problems.page(name)
     if found is None:
@@ -258,7 +258,7 @@ def compare(asked: AskedFor) -> Answer:
     return compared_runs(shown[a].run, shown[b].run, (a, b))
 
 
-def source_of(text: str) -> Source:
+def query_source(text: str) -> Source:
     known: dict[str, Source] = {"rollouts": "rollouts", "evaluations": "evaluations"}
     if text in known:
         return known[text]
@@ -271,7 +271,7 @@ def whole_number(name: str, text: str) -> int:
     return int(text)
 
 
-def bound(name: str, query: Query) -> float | None:
+def query_bound(name: str, query: Query) -> float | None:
     """A number of the query; None where it is empty.  Raises WrongQuery."""
     text = query.get(name, "")
     if not text:
@@ -296,7 +296,7 @@ ADDRESSES: dict[str, Callable[[AskedFor], Answer]] = {
     f"{RUN}/step/{STEP}": lambda asked: step_page(asked.run, asked.source, int(asked.path[0])),
     "compare": compare,
     f"{RUN}/problems": lambda asked: asked.shown.problems.listed(asked.query.get("text", "")),
-    f"{RUN}/problem": problem,
+    f"{RUN}/problem": problem_answer,
     f"{RUN}/behaviours": lambda asked: asked.shown.behaviours.page(),
     f"{RUN}/held-out": lambda asked: held_out_page(asked.run),
     f"{RUN}/group/{SOURCE}/{STEP}/{NAME}": group,
@@ -304,7 +304,7 @@ ADDRESSES: dict[str, Callable[[AskedFor], Answer]] = {
     f"{RUN}/pairs": pairs,
     f"{RUN}/demonstrations": demonstrations,
     f"{RUN}/grid": grid,
-    f"{RUN}/comparison": comparison,
+    f"{RUN}/comparison": comparison_answer,
     f"{RUN}/phases": phases,
     f"{RUN}/picture/({'|'.join(PICTURES)})": lambda asked: picture_page(asked.run, asked.path[0]),
 }

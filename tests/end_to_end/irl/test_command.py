@@ -199,7 +199,7 @@ MISTAKES = {
     "--method.name course --method.l2 1": "--method.l2: no such flag.",
     "--world.ends 99": "world.ends = [99] has a state outside the grid",
     "--world.starts -1": "world.starts = [-1] has one of ends",
-    "--world.ground nan": "world.ground = nan must be finite",
+    "--world.ground nan": "world.ground = nan must be a finite number",
     "--world.rewards 3 inf": "world.rewards = [[3, inf]] must be finite",
     "--world.terrain 1 --world.terrain-low -.inf": "world.terrain_low = -inf must be a finite number, at most 0",
     "--method.l2 inf": "method.l2 = inf: must be a finite number",

@@ -219,12 +219,12 @@ class NativeDecoder:
         tensors = {
             "embedding": embedding,
             "last_norm": last_norm.weight,
-            "head": panels(head, self.panel),
+            "head": weight_panels(head, self.panel),
             "cos": cos[:, 0],
             "sin": sin[:, 0],
         }
         for name, tensor in tensors.items():
-            setattr(model, name, address(tensor, prepared))
+            setattr(model, name, tensor_address(tensor, prepared))
         model.num_layers, model.hidden, model.vocab = decoder.num_layers, embedding.shape[1], len(head)
         model.heads, model.kv_heads = decoder.heads, decoder.kv_heads
         model.width, model.padded, model.turned = decoder.head_width, self.padded_width, cos.shape[-1]
@@ -233,7 +233,7 @@ class NativeDecoder:
         self.prepared = prepared
 
     def _fill_layer(self, target: LayerWeights, layer: DecoderLayer, prepared: Prepared) -> None:
-        qkv, out, gate_up, down = map(joined, (layer.qkv, layer.out, layer.gate_up, layer.down))
+        qkv, out, gate_up, down = map(joined_layers, (layer.qkv, layer.out, layer.gate_up, layer.down))
         gate, up = gate_up.tensors()[0].chunk(2)
         half = self.panel // 2
         heads = layer.norms.get("heads")
@@ -241,15 +241,15 @@ class NativeDecoder:
             "input_norm": layer.norms["input"].weight,
             "mlp_norm": layer.norms["mlp_input"].weight,
             "head_norm": None if heads is None else heads.weight,
-            "qkv": panels(qkv.tensors()[0], self.panel),
-            "qkv_bias": padded(qkv.bias, self.panel),
-            "out": panels(out.tensors()[0], self.panel),
-            "out_bias": padded(out.bias, self.panel),
-            "gate_up": torch.cat([panels(gate, half), panels(up, half)], dim=2),
-            "down": panels(down.tensors()[0], self.panel),
+            "qkv": weight_panels(qkv.tensors()[0], self.panel),
+            "qkv_bias": padded_bias(qkv.bias, self.panel),
+            "out": weight_panels(out.tensors()[0], self.panel),
+            "out_bias": padded_bias(out.bias, self.panel),
+            "gate_up": torch.cat([weight_panels(gate, half), weight_panels(up, half)], dim=2),
+            "down": weight_panels(down.tensors()[0], self.panel),
         }
         for name, tensor in tensors.items():
-            setattr(target, name, address(tensor, prepared))
+            setattr(target, name, tensor_address(tensor, prepared))
 
     def release(self) -> None:
         """Free the copies."""
@@ -354,7 +354,7 @@ def page_table(rows: Sequence[Sequence[int]]) -> Int64[Tensor, "row page"]:
     return torch.tensor([[*row, *[0] * (most - len(row))] for row in rows])
 
 
-def panels(matrix: Float[Tensor, "outputs inputs"], columns: int) -> Float[Tensor, "panel inputs columns"]:
+def weight_panels(matrix: Float[Tensor, "outputs inputs"], columns: int) -> Float[Tensor, "panel inputs columns"]:
     """A matrix in the order in which products read it: `columns` outputs of all inputs, then the next outputs."""
     outputs, inputs = matrix.shape
     count = -(-outputs // columns)
@@ -363,19 +363,19 @@ def panels(matrix: Float[Tensor, "outputs inputs"], columns: int) -> Float[Tenso
     return padded.view(count, columns, inputs).transpose(1, 2)
 
 
-def joined(weight: Weight) -> Part:
+def joined_layers(weight: Weight) -> Part:
     """The layers of a weight as one."""
     assert isinstance(weight, DenseWeight), "others are refused"
     biases = [part.bias for part in weight.parts if part.bias is not None]
     return Part(torch.cat([part.tensors()[0] for part in weight.parts]), torch.cat(biases) if biases else None)
 
 
-def padded(bias: Float[Tensor, " output"] | None, columns: int) -> Float[Tensor, " output"] | None:
+def padded_bias(bias: Float[Tensor, " output"] | None, columns: int) -> Float[Tensor, " output"] | None:
     """A bias with room for a whole panel after it."""
     return None if bias is None else torch.cat([bias, bias.new_zeros(columns)])
 
 
-def address(tensor: Tensor | None, prepared: Prepared) -> int | None:
+def tensor_address(tensor: Tensor | None, prepared: Prepared) -> int | None:
     """The address of a tensor's numbers, which stay there while `prepared` is in use."""
     if tensor is None:
         return None

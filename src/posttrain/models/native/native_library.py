@@ -36,7 +36,7 @@ def native_library(flags: Sequence[str] = FLAGS) -> ctypes.CDLL:
     compiler = shutil.which(os.environ.get("CC") or "cc")
     if compiler is None:
         raise NativeUnavailable(f"there is no C compiler ({os.environ.get('CC') or 'cc'})")
-    name = f"decoder-{key_of(compiler, flags)}.so"
+    name = f"decoder-{library_key(compiler, flags)}.so"
     folder = cache_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "posttrain" / "native"
 
 
-def key_of(compiler: str, flags: Sequence[str]) -> str:
+def library_key(compiler: str, flags: Sequence[str]) -> str:
     """What the library depends on: the source, the flags, the compiler and the CPU."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=COMPILE_SECONDS).stdout
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -67,7 +67,7 @@ def key_of(compiler: str, flags: Sequence[str]) -> str:
 
 def loaded_from(file: Path, compiler: str, flags: Sequence[str]) -> ctypes.CDLL:
     """Load the file, after compiling it if it is absent, damaged, or could have been written by others."""
-    if file.exists() and is_own(file) and is_own(file.parent):
+    if file.exists() and is_private(file) and is_private(file.parent):
         try:
             return ctypes.CDLL(str(file))
         except OSError:
@@ -76,14 +76,14 @@ def loaded_from(file: Path, compiler: str, flags: Sequence[str]) -> ctypes.CDLL:
     return ctypes.CDLL(str(file))
 
 
-def is_own(path: Path) -> bool:
+def is_private(path: Path) -> bool:
     found = path.stat()
     return found.st_uid == os.getuid() and not found.st_mode & OTHERS_MAY_WRITE
 
 
 def compile_to(file: Path, compiler: str, flags: Sequence[str]) -> None:
     """Compile under another name and rename: two processes may do so at once."""
-    if not is_own(file.parent):
+    if not is_private(file.parent):
         raise PermissionError(f"{file.parent} can be written by others")
     number, made = tempfile.mkstemp(suffix=".so", dir=file.parent)
     os.close(number)

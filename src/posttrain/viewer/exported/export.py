@@ -14,7 +14,7 @@ from posttrain.viewer.folder_files import Unreadable
 from posttrain.viewer.kinds.run_pictures import PICTURES
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.rollout_answers import RowPage, ShownRollout
-from posttrain.viewer.viewer_answers import Answer, NoSuchAnswer, OpenedRuns, answer, kind_pages
+from posttrain.viewer.viewer_answers import Answer, NoSuchAnswer, OpenedRuns, kind_pages, viewer_answer
 
 PAGE_OF_ROWS = 100
 """Rows that the page asks for at a time."""
@@ -92,7 +92,7 @@ def export_runs(runs: OpenedRuns, limit: int) -> ExportedFile:
 def needed(runs: OpenedRuns) -> dict[str, object]:
     """The list of runs and their overviews."""
     paths = ["runs", *(f"run/{at}/{name}" for at in range(len(runs.shown)) for name in ("state", "overview"))]
-    return {address(path): found for path in paths if (found := answered(runs, path)) is not None}
+    return {answer_address(path): found for path in paths if (found := exported_answer(runs, path)) is not None}
 
 
 def extras(kept: KeptRun) -> list[str]:
@@ -109,23 +109,23 @@ def asked(runs: OpenedRuns, kept: KeptRun, name: str) -> dict[str, object]:
         return {}
     queries: list[dict[str, str]] = [{"source": "rollouts"}] if name == "steps" else [{}]
     if name in ("pairs", "demonstrations"):
-        first = answered(runs, f"{base}/{name}") or {}
+        first = exported_answer(runs, f"{base}/{name}") or {}
         steps = first.get("steps")
         queries += [{"step": str(step)} for step in (steps if isinstance(steps, list) else [])]
     found: dict[str, object] = {}
     for query in queries:
         reply = finished_answer(runs, f"{base}/{name}", query)
-        found |= {} if reply is None else {address(f"{base}/{name}", query): reply}
+        found |= {} if reply is None else {answer_address(f"{base}/{name}", query): reply}
     return found
 
 
 def finished_answer(runs: OpenedRuns, path: str, query: dict[str, str]) -> Answer | None:
     """An answer that is computed in parts is asked for until it is done."""
-    reply = answered(runs, path, query)
+    reply = exported_answer(runs, path, query)
     for _ in range(BEHAVIOUR_PARTS):
         if reply is None or reply.get("done", True):
             break
-        reply = answered(runs, path, query)
+        reply = exported_answer(runs, path, query)
     return reply
 
 
@@ -133,8 +133,8 @@ def comparisons(runs: OpenedRuns) -> list[tuple[str, dict[str, object]]]:
     """Two runs problem by problem, for the pairs of a few."""
     numbers = range(len(runs.shown) if len(runs.shown) <= MOST_COMPARED else 0)
     queries = [{"a": str(a), "b": str(b)} for a in numbers for b in numbers if a != b]
-    found = [(query, answered(runs, "compare", query)) for query in queries]
-    return [(f"compare {query['a']} {query['b']}", {address("compare", query): reply}) for query, reply in found]
+    found = [(query, exported_answer(runs, "compare", query)) for query in queries]
+    return [(f"compare {query['a']} {query['b']}", {answer_address("compare", query): reply}) for query, reply in found]
 
 
 def add_groups(runs: OpenedRuns, kept: list[KeptRun], waiting: dict[int, Iterator[Group]], sized: SizedAnswers) -> None:
@@ -163,31 +163,33 @@ def group_answers(runs: OpenedRuns, kept: KeptRun, group: Group) -> tuple[dict[s
     base = f"run/{kept.at}"
     found: dict[str, object] = {}
     rows: list[ShownRollout] = []
-    page = answered(runs, f"{base}/group/{source}/{step}/{name}")
+    page = exported_answer(runs, f"{base}/group/{source}/{step}/{name}")
     if page is None:
         return {}, []
-    found[address(f"{base}/group/{source}/{step}/{name}")] = page
+    found[answer_address(f"{base}/group/{source}/{step}/{name}")] = page
     rollouts = page["rollouts"]
     assert isinstance(rollouts, list)
     for rollout in rollouts:
         path = f"{base}/rollout/{rollout['at']}"
-        reply = answered(runs, path)
+        reply = exported_answer(runs, path)
         if reply is not None:
-            found[address(path)] = {name: each for name, each in reply.items() if name != "graded"}  # not on the page
+            found[answer_address(path)] = {
+                name: each for name, each in reply.items() if name != "graded"
+            }  # not on the page
             row = reply["row"]
             assert isinstance(row, dict)
             rows.append(row)  # type: ignore[arg-type]  # a ShownRollout, as the page has it
-    if source == "rollouts" and (reply := answered(runs, f"{base}/step/{step}")) is not None:
-        found[address(f"{base}/step/{step}")] = reply
+    if source == "rollouts" and (reply := exported_answer(runs, f"{base}/step/{step}")) is not None:
+        found[answer_address(f"{base}/step/{step}")] = reply
     return found, rows
 
 
 def problem_answers(runs: OpenedRuns, kept: KeptRun, group: Group, rows: list[ShownRollout]) -> dict[str, object]:
     """The completions of a held-out problem over training."""
     path, query = f"run/{kept.at}/problem", {"id": rows[0]["prompt_id"]} if rows else {}
-    if group[0] == "rollouts" or not query or (reply := answered(runs, path, query)) is None:
+    if group[0] == "rollouts" or not query or (reply := exported_answer(runs, path, query)) is None:
         return {}
-    return {address(path, query): reply}
+    return {answer_address(path, query): reply}
 
 
 def row_pages(kept: KeptRun) -> dict[str, object]:
@@ -220,7 +222,7 @@ def listed(kept: KeptRun, query: dict[str, str], rows: list[ShownRollout], total
             faults=[],
         )
         bounds = {"offset": str(offset), "limit": str(PAGE_OF_ROWS)}
-        found[address(f"run/{kept.at}/rows", {**query, **bounds})] = page
+        found[answer_address(f"run/{kept.at}/rows", {**query, **bounds})] = page
     return found
 
 
@@ -233,16 +235,16 @@ def readable_steps(run: OpenedRun, source: Source) -> list[int]:
     return [step for step, _ in run.files(source).readable([])]
 
 
-def answered(runs: OpenedRuns, path: str, query: dict[str, str] | None = None) -> Answer | None:
+def exported_answer(runs: OpenedRuns, path: str, query: dict[str, str] | None = None) -> Answer | None:
     """None if there is no such answer; an unreadable file is a line on its page."""
     try:
-        return answer(runs, path, query or {})
+        return viewer_answer(runs, path, query or {})
     except NoSuchAnswer:
         return None
     except Unreadable as fault:
         return {"faults": [str(fault)]}
 
 
-def address(path: str, query: dict[str, str] | None = None) -> str:
+def answer_address(path: str, query: dict[str, str] | None = None) -> str:
     """An address as the page writes it."""
     return f"/api/{quote(path)}" + (f"?{urlencode(query)}" if query else "")

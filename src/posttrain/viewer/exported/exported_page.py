@@ -8,7 +8,7 @@ from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 
-from posttrain.viewer.exported.module_bundle import bundled
+from posttrain.viewer.exported.module_bundle import bundled_script
 
 PAGE = Path(str(files("posttrain") / "server" / "viewer_page"))
 STYLE = re.compile(r'<link rel="stylesheet" href="/page/([\w./-]+)">\n')
@@ -38,7 +38,7 @@ def script(name: str, kind: str) -> str:
     if kind == "defer":
         return safe_inside((PAGE / name).read_text(encoding="utf-8"))
     modules = {file.stem: file.read_text(encoding="utf-8") for file in PAGE.glob("*.js")}
-    return safe_inside(bundled(modules, Path(name).stem))
+    return safe_inside(bundled_script(modules, Path(name).stem))
 
 
 def safe_inside(code: str) -> str:

@@ -11,7 +11,7 @@ IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./(\w+)\.js";\n', re.MULTIL
 EXPORT = re.compile(r"^export ((?:async )?(?:function|const) (\w+))", re.MULTILINE)
 
 
-def bundled(modules: Mapping[str, str], entry: str) -> str:
+def bundled_script(modules: Mapping[str, str], entry: str) -> str:
     """The script of a module and all that it imports; `modules` are texts by name, without `.js`.
 
     Raises ValueError for a cycle or a missing module.

@@ -44,7 +44,7 @@ class SharedValues:
         if isinstance(value, str):
             return {"$": self._place(value)} if len(value) >= SHORTEST_SHARED else value
         if isinstance(value, float):
-            return shortened(value)
+            return rounded_number(value)
         if isinstance(value, list):
             return self._list(value)
         if not isinstance(value, dict):
@@ -90,7 +90,7 @@ def steps_between(numbers: Sequence[int]) -> list[int]:
     return steps
 
 
-def shortened(value: float) -> float | int:
+def rounded_number(value: float) -> float | int:
     """Four significant digits; the whole part keeps all of its digits."""
     short = round(value) if abs(value) >= 10**DIGITS else float(f"{value:.{DIGITS}g}")
     return int(short) if short == int(short) else short

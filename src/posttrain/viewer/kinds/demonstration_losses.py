@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from posttrain.viewer.answer_types import Number
-from posttrain.viewer.folder_files import noting, number
+from posttrain.viewer.folder_files import json_number, noting
 from posttrain.viewer.kinds.kind_answers import DemonstrationPage, DemonstrationRow
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.rollout_answers import Piece
@@ -45,13 +45,13 @@ def demonstration_row(
     run: OpenedRun, row: Mapping[str, object], first: Mapping[str, object], faults: list[str]
 ) -> DemonstrationRow:
     """A demonstration at a step, with its losses at the first step; without a tokenizer, tokens are numbers."""
-    tokens = [each for each in as_list(row.get("tokens")) if isinstance(each, int)][:MOST_TOKENS]
-    learned = [bool(each) for each in as_list(row.get("learned"))][:MOST_TOKENS]
+    tokens = [each for each in list_or_empty(row.get("tokens")) if isinstance(each, int)][:MOST_TOKENS]
+    learned = [bool(each) for each in list_or_empty(row.get("learned"))][:MOST_TOKENS]
     pieces = [Piece(text=f" {token}", id=token, special=False, sampled=True, partial=False) for token in tokens]
     with noting(faults):
         pieces = run.pieces.pieces(tokens, learned)
-    losses = token_losses(learned, as_list(row.get("logprobs")))
-    before = token_losses(learned, as_list(first.get("logprobs"))) if first else []
+    losses = token_losses(learned, list_or_empty(row.get("logprobs")))
+    before = token_losses(learned, list_or_empty(first.get("logprobs"))) if first else []
     return DemonstrationRow(
         example=int(str(row.get("example") or 0)),
         pieces=pieces,
@@ -67,7 +67,7 @@ def token_losses(learned: Sequence[bool], logprobs: Sequence[object]) -> list[Nu
     values = iter(logprobs)
     found: list[Number] = []
     for is_learned in learned:
-        value = number(next(values, None)) if is_learned else None
+        value = json_number(next(values, None)) if is_learned else None
         found.append(None if value is None else -value)
     return found
 
@@ -77,5 +77,5 @@ def mean(values: Sequence[Number]) -> Number:
     return sum(known) / len(known) if known else None
 
 
-def as_list(value: object) -> list[object]:
+def list_or_empty(value: object) -> list[object]:
     return value if isinstance(value, list) else []

@@ -10,7 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from posttrain.viewer.answer_types import Curves, Number
-from posttrain.viewer.folder_files import content_or, number
+from posttrain.viewer.folder_files import content_or, json_number
 from posttrain.viewer.kinds.kind_answers import GridArrows, GridMap, GridPage
 from posttrain.viewer.kinds.run_pictures import pictures_of
 from posttrain.viewer.metric_curves import Drawn, line_of
@@ -46,12 +46,12 @@ def grid_page(run: OpenedRun) -> GridPage:
     """Everything that the page of a world shows; unreadable parts are left out and named."""
     faults: list[str] = []
     summary = content_or(NOTHING, run.summary.content, faults)
-    arrays = content_or(NO_ARRAYS, run.whole_file("reward.npz", read_arrays, NO_ARRAYS).content, faults)
+    arrays = content_or(NO_ARRAYS, run.whole_file("reward.npz", grid_arrays, NO_ARRAYS).content, faults)
     lacks = [] if arrays or faults else ["reward.npz: the run is not finished"]
     shape, maps, arrows, terminal = Shape(width=1, height=1, upwards=False, moves=None), [], [], []
     if arrays:
         try:
-            shape = shape_of(run, arrays)
+            shape = grid_shape(run, arrays)
             maps, arrows, terminal = maps_of(arrays, shape), arrows_of(arrays, shape), terminal_cells(arrays)
         except (ValueError, IndexError, TypeError, KeyError) as error:
             faults.append(f"reward.npz: damaged ({str(error)[:120]})")
@@ -65,7 +65,7 @@ def grid_page(run: OpenedRun) -> GridPage:
         terminal=terminal,
         maps=maps,
         arrows=arrows,
-        facts={name: number(summary.get(name)) for name in FACTS if number(summary.get(name)) is not None},
+        facts={name: json_number(summary.get(name)) for name in FACTS if json_number(summary.get(name)) is not None},
         curves=fit_curves(run, faults),
         pictures=pictures_of(run, "rewards", "policy", "visits", "convergence"),
         lacks=lacks,
@@ -73,7 +73,7 @@ def grid_page(run: OpenedRun) -> GridPage:
     )
 
 
-def read_arrays(content: bytes) -> Arrays:
+def grid_arrays(content: bytes) -> Arrays:
     """The arrays of a file; nothing in it is run.  Raises ValueError."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as packed:
@@ -86,7 +86,7 @@ def read_arrays(content: bytes) -> Arrays:
         raise ValueError(str(error) or type(error).__name__) from error
 
 
-def shape_of(run: OpenedRun, arrays: Arrays) -> Shape:
+def grid_shape(run: OpenedRun, arrays: Arrays) -> Shape:
     """The layout saved by the run, or an icy grid's; else all states in one row."""
     count = int(arrays["states"].max()) + 1
     world = run.section("world")
@@ -105,13 +105,16 @@ def shape_of(run: OpenedRun, arrays: Arrays) -> Shape:
 
 def maps_of(arrays: Arrays, shape: Shape) -> list[GridMap]:
     """Rewards, each on its own scale, and visits, on one."""
-    found = [grid_map(title, cells(arrays, per_state(arrays[name]), shape)) for name, title in known(arrays, REWARDS)]
-    visits = {title: cells(arrays, arrays[name], shape) for name, title in known(arrays, VISITS)}
+    found = [
+        grid_map(title, grid_cells(arrays, per_state(arrays[name]), shape))
+        for name, title in known_arrays(arrays, REWARDS)
+    ]
+    visits = {title: grid_cells(arrays, arrays[name], shape) for name, title in known_arrays(arrays, VISITS)}
     most = max((float(np.nanmax(each)) for each in visits.values()), default=None)
     return [*found, *(grid_map(title, values, low=0.0, high=most) for title, values in visits.items())]
 
 
-def known(arrays: Arrays, names: Mapping[str, str]) -> list[tuple[str, str]]:
+def known_arrays(arrays: Arrays, names: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(name, title) for name, title in names.items() if name in arrays]
 
 
@@ -121,7 +124,7 @@ def per_state(reward: ndarray) -> ndarray:
     return found
 
 
-def cells(arrays: Arrays, values: ndarray, shape: Shape) -> ndarray:
+def grid_cells(arrays: Arrays, values: ndarray, shape: Shape) -> ndarray:
     page = np.full(shape.width * shape.height, np.nan)
     page[arrays["states"]] = values
     return page
@@ -132,8 +135,8 @@ def grid_map(name: str, values: ndarray, low: Number = None, high: Number = None
     return GridMap(
         name=name,
         values=plain_numbers(values),
-        low=number(ends[0]) if low is None else low,
-        high=number(ends[1]) if high is None else high,
+        low=json_number(ends[0]) if low is None else low,
+        high=json_number(ends[1]) if high is None else high,
     )
 
 
@@ -142,7 +145,7 @@ def arrows_of(arrays: Arrays, shape: Shape) -> list[GridArrows]:
     if shape.moves is None:
         return []
     found = []
-    for name, title in known(arrays, POLICIES):
+    for name, title in known_arrays(arrays, POLICIES):
         policy = arrays[name] if arrays[name].ndim == 2 else arrays[name][0]
         steps: list[list[Number] | None] = [None] * (shape.width * shape.height)
         ended = {int(each) for each in terminal_cells(arrays)}
@@ -159,7 +162,7 @@ def terminal_cells(arrays: Arrays) -> list[int]:
 
 
 def plain_numbers(values: ndarray) -> list[Number]:
-    return [number(float(f"{value:.{DIGITS}g}")) for value in values.tolist()]
+    return [json_number(float(f"{value:.{DIGITS}g}")) for value in values.tolist()]
 
 
 def fit_curves(run: OpenedRun, faults: list[str]) -> list[Curves]:

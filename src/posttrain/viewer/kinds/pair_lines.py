@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from posttrain.viewer.folder_files import Unreadable, number, open_file
+from posttrain.viewer.folder_files import Unreadable, json_number, open_file
 from posttrain.viewer.line_files import MOST_LINE, LineFile
 
 
@@ -25,7 +25,7 @@ class PairLines(LineFile):
         row = json.loads(line)
         if not isinstance(row, dict):
             raise ValueError("not a JSON object")
-        chosen, rejected = (number(row.get(name)) for name in self.scores)
+        chosen, rejected = (json_number(row.get(name)) for name in self.scores)
         self.places.append(start)
         self.margins.append(float("nan") if chosen is None or rejected is None else chosen - rejected)
         self.has_texts = self.has_texts or bool(row_text(row, self.text))

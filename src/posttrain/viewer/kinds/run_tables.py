@@ -6,11 +6,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from posttrain.viewer.answer_types import Curves, Line, Number
-from posttrain.viewer.folder_files import content_or, json_object, mapping, number
+from posttrain.viewer.folder_files import content_or, json_number, mapping, parsed_object
 from posttrain.viewer.kinds.kind_answers import ComparedCell, ComparedVariant, ComparisonPage, PhaseEntry, PhasesPage
 from posttrain.viewer.kinds.run_pictures import pictures_of
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.run_overview import measures, numbers
+from posttrain.viewer.run_overview import measures, named_numbers
 
 NUMBERS = ("greedy", "pass_at_8", "mean_length", "kl_per_completion", "kl_per_token", "steps", "sampled_tokens")
 COSTS = ("training_seconds", "seconds", "peak_memory_bytes")
@@ -22,10 +22,12 @@ NO_LIST: Sequence[object] = ()
 def comparison_page(run: OpenedRun, others: Sequence[OpenedRun]) -> ComparisonPage:
     """The table of a comparison; `others` are all open runs."""
     faults: list[str] = []
-    content = content_or(EMPTY, run.whole_file("comparison.json", json_object, EMPTY).content, faults)
+    content = content_or(EMPTY, run.whole_file("comparison.json", parsed_object, EMPTY).content, faults)
     cells = [mapping(each) for each in as_list(content.get("cells"))]
     measured = [name for name in HEADLINES if any(name in mapping(cell.get("after")) for cell in cells)]
-    measure = next((name for name in measured if any(headline(cell, "after", name) is not None for cell in cells)), "")
+    measure = next(
+        (name for name in measured if any(measured_number(cell, "after", name) is not None for cell in cells)), ""
+    )
     variants = []
     for each in (mapping(each) for each in as_list(content.get("variants"))):
         name = str(each.get("variant", ""))
@@ -36,7 +38,11 @@ def comparison_page(run: OpenedRun, others: Sequence[OpenedRun]) -> ComparisonPa
                 before=estimate(each.get("before")),
                 after=estimate(each.get("after")),
                 gain=estimate(each.get("gain_over_first")),
-                numbers={key: number(each.get(key)) for key in (*NUMBERS, *COSTS) if number(each.get(key)) is not None},
+                numbers={
+                    key: json_number(each.get(key))
+                    for key in (*NUMBERS, *COSTS)
+                    if json_number(each.get(key)) is not None
+                },
                 runs=[compared_cell(run, others, cell, measure) for cell in own],
             )
         )
@@ -54,28 +60,28 @@ def compared_cell(
     run: OpenedRun, others: Sequence[OpenedRun], cell: Mapping[str, object], measure: str
 ) -> ComparedCell:
     """A run of the comparison, with its number among the open runs."""
-    seed = number(cell.get("seed"))
+    seed = json_number(cell.get("seed"))
     place = run.folder / "cells" / f"{cell.get('variant')}-seed-{seed}"
     return ComparedCell(
         seed=int(seed or 0),
         run=at_folder(others, place),
-        before=headline(cell, "before", measure),
-        after=headline(cell, "after", measure),
-        steps=number(cell.get("steps")),
-        seconds=number(cell.get("training_seconds")),
-        tokens=number(cell.get("sampled_tokens")),
-        kl=number(mapping(cell.get("kl")).get("per_completion")),
+        before=measured_number(cell, "before", measure),
+        after=measured_number(cell, "after", measure),
+        steps=json_number(cell.get("steps")),
+        seconds=json_number(cell.get("training_seconds")),
+        tokens=json_number(cell.get("sampled_tokens")),
+        kl=json_number(mapping(cell.get("kl")).get("per_completion")),
     )
 
 
-def headline(cell: Mapping[str, object], when: str, measure: str) -> Number:
-    return number(mapping(cell.get(when)).get(measure))
+def measured_number(cell: Mapping[str, object], when: str, measure: str) -> Number:
+    return json_number(mapping(cell.get(when)).get(measure))
 
 
 def estimate(value: object) -> list[Number]:
     """Mean, low and high; empty if missing."""
     found = mapping(value)
-    return [number(found.get(name)) for name in ("mean", "low", "high")] if found else []
+    return [json_number(found.get(name)) for name in ("mean", "low", "high")] if found else []
 
 
 def curves_of(cells: Sequence[Mapping[str, object]], measure: str) -> list[Curves]:
@@ -83,7 +89,10 @@ def curves_of(cells: Sequence[Mapping[str, object]], measure: str) -> list[Curve
     lines = []
     for cell in cells:
         points = [each for each in as_list(cell.get("curve")) if isinstance(each, list) and len(each) == 3]
-        steps, values = [int(number(point[0]) or 0) for point in points], [number(point[2]) for point in points]
+        steps, values = (
+            [int(json_number(point[0]) or 0) for point in points],
+            [json_number(point[2]) for point in points],
+        )
         name = f"{cell.get('variant')}, seed {cell.get('seed')}"
         lines += [Line(name=name, steps=steps, values=values, low=[], high=[], axis="left")] if points else []
     if not lines:
@@ -108,8 +117,8 @@ def phases_page(run: OpenedRun, others: Sequence[OpenedRun]) -> PhasesPage:
                 command=str(each.get("command", "")),
                 run=at_folder(others, place),
                 state="finished",
-                steps=number(summary.get("steps")),
-                seconds=numbers(summary.get("seconds")).get("total"),
+                steps=json_number(summary.get("steps")),
+                seconds=named_numbers(summary.get("seconds")).get("total"),
                 measures=measures(summary),
             )
         )

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 
 from posttrain.viewer.answer_types import Number
-from posttrain.viewer.folder_files import content_or, mapping, noting, number
+from posttrain.viewer.folder_files import content_or, json_number, mapping, noting
 from posttrain.viewer.kinds.kind_answers import CalibrationCurve, CalibrationPoint, PairPage, PairRow
 from posttrain.viewer.kinds.pair_lines import PairLines, row_text
 from posttrain.viewer.metric_lines import Values
@@ -47,7 +47,7 @@ def pair_page(run: OpenedRun, *, step: int | None, sort: str, offset: int, limit
     if step is not None:
         pairs = of_round(round_pairs(run, step, faults))
     else:
-        pairs = collected_pairs(run, faults) if kind == "collect" else held_out_pairs(run, faults)
+        pairs = collected_pairs(run, faults) if kind == "collect" else listed_held_out_pairs(run, faults)
     total = len(pairs.margins)
     lacks = [] if total or faults else [missing(kind)]
     if total and not pairs.has_texts:
@@ -71,7 +71,7 @@ def pair_page(run: OpenedRun, *, step: int | None, sort: str, offset: int, limit
         rows=rows,
         margins=known[:: 1 + len(known) // MOST_MARGINS].tolist(),
         calibration=[each for when in ("before", "after") for each in calibration(summary, when)],
-        counts={name: number(summary.get(name)) for name in COUNTS if name in summary},
+        counts={name: json_number(summary.get(name)) for name in COUNTS if name in summary},
         lacks=lacks,
         faults=faults,
     )
@@ -83,7 +83,7 @@ def missing(kind: str) -> str:
     return "held_out.jsonl: there are no held-out pairs (none were held out, the run is unfinished, or it is older)"
 
 
-def held_out_pairs(run: OpenedRun, faults: list[str]) -> ListedPairs:
+def listed_held_out_pairs(run: OpenedRun, faults: list[str]) -> ListedPairs:
     """Held-out pairs, in the order of their file."""
     lines = read_pairs(run, "held_out.jsonl", ("chosen", "rejected"), "chosen_text", faults)
 
@@ -92,7 +92,7 @@ def held_out_pairs(run: OpenedRun, faults: list[str]) -> ListedPairs:
             pair_row(
                 str(row.get("where", "")),
                 (row_text(row, "prompt"), row_text(row, "chosen_text"), row_text(row, "rejected_text")),
-                (number(row.get("chosen")), number(row.get("rejected"))),
+                (json_number(row.get("chosen")), json_number(row.get("rejected"))),
             )
             for row in lines.rows(places)
         ]
@@ -115,7 +115,7 @@ def collected_pairs(run: OpenedRun, faults: list[str]) -> ListedPairs:
 def collected_pair(row: Mapping[str, object]) -> PairRow:
     """A preference or a tie."""
     texts = row_text(row, "prompt"), row_text(row, "chosen"), row_text(row, "rejected")
-    scores = number(row.get("chosen_reward")), number(row.get("rejected_reward"))
+    scores = json_number(row.get("chosen_reward")), json_number(row.get("rejected_reward"))
     judge = str(row.get("judge") or "")
     return pair_row(str(row.get("pair", "")), texts, scores, tie=row.get("tie") is True, judge=judge)
 
@@ -158,13 +158,13 @@ def round_pairs(run: OpenedRun, step: int, faults: list[str]) -> list[PairRow]:
         for a, b in zip(best, worst, strict=False):
             where = f"draw {draw}, samples {a.get('sample')} and {b.get('sample')}"
             texts = row_text(a, "prompt"), row_text(a, "completion"), row_text(b, "completion")
-            found.append(pair_row(where, texts, (number(a.get("reward")), number(b.get("reward")))))
+            found.append(pair_row(where, texts, (json_number(a.get("reward")), json_number(b.get("reward")))))
     return found
 
 
 def better_first(row: Mapping[str, object]) -> tuple[float, int]:
     """DPO's ranking of a group: with equal rewards, the first sample is the better one."""
-    return -(number(row.get("reward")) or 0.0), int(number(row.get("sample")) or 0)
+    return -(json_number(row.get("reward")) or 0.0), int(json_number(row.get("sample")) or 0)
 
 
 def pair_row(
@@ -194,7 +194,7 @@ def calibration(summary: Mapping[str, object], when: str) -> list[CalibrationCur
         return []
     points = [calibration_point(mapping(each)) for each in bins]
     error, by_chance = measured.get("calibration_error"), measured.get("calibration_error_by_chance")
-    return [CalibrationCurve(when=when, points=points, error=number(error), by_chance=number(by_chance))]
+    return [CalibrationCurve(when=when, points=points, error=json_number(error), by_chance=json_number(by_chance))]
 
 
 def calibration_point(each: Mapping[str, object]) -> CalibrationPoint:
@@ -204,9 +204,9 @@ def calibration_point(each: Mapping[str, object]) -> CalibrationPoint:
     return CalibrationPoint(
         low=low,
         high=high,
-        num_pairs=number(each.get("num_pairs")),
-        confidence=number(each.get("mean_confidence")),
-        right=number(each.get("share_right")),
+        num_pairs=json_number(each.get("num_pairs")),
+        confidence=json_number(each.get("mean_confidence")),
+        right=json_number(each.get("share_right")),
         right_low=right_low,
         right_high=right_high,
     )
@@ -215,4 +215,4 @@ def calibration_point(each: Mapping[str, object]) -> CalibrationPoint:
 def ends(value: object) -> tuple[Number, Number]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         return None, None
-    return number(value[0]), number(value[1])
+    return json_number(value[0]), json_number(value[1])
