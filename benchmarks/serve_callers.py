@@ -78,8 +78,8 @@ async def measure(url: str, server: int, repeats: int) -> None:
         print(f"{name}: {tokens[name]} tokens in {wall:.2f} s, {cpu:.2f} s of CPU", end="; ")
         walls, cpus = ([after[i] / before[i] for before, after in zip(one, values, strict=True)] for i in (0, 1))
         print(f"over the first: {median(walls):.2f} and {median(cpus):.2f}")
-    for name, values in firsts.items():
-        print(f"first token {name}: {1000 * median(values):.0f} ms, slowest {1000 * max(values):.0f} ms")
+    for name, waits in firsts.items():
+        print(f"first token {name}: {1000 * median(waits):.0f} ms, slowest {1000 * max(waits):.0f} ms")
 
 
 def main() -> None:
