@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -21,31 +20,11 @@ from posttrain.records import Group
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import reward_function
 from posttrain.runs.intervals import bootstrap_interval, score_interval, share_interval
+from posttrain.runs.reports import ScoredCompletions
 from posttrain.tasks.base import Probe, Reading
-from posttrain.training.evaluation import (
-    Questions,
-    brief_evaluation,
-    completions_of_run,
-    full_evaluation,
-    num_completions,
-    pass_at_k,
-    sample_answers,
-)
-from tests.support.tiny import STOP_IDS, request, some_prompts, tiny_model, tiny_policy, tokenizer
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
-def test_pass_at_k_is_the_share_of_choices_of_k_samples_that_hold_a_right_one(k: int) -> None:
-    correct = np.array([[1.0] * right + [0.0] * (5 - right) for right in range(6)])
-    by_hand = [np.mean([any(row[list(chosen)]) for chosen in combinations(range(5), k)]) for row in correct]
-    assert pass_at_k(correct, k) == pytest.approx(np.array(by_hand), abs=1e-15)
-
-
-def test_the_chance_that_one_of_k_is_right_is_of_scored_samples() -> None:
-    nan = np.nan
-    correct = np.array([[1.0, 0, 0, nan], [nan, nan, 1, 0], [0, 0, 0, 0]])
-    assert pass_at_k(correct, 3).tolist() == [1.0, 0.0]  # 1 of 3; too few; none of 4
-    assert pass_at_k(correct, 2).tolist() == pytest.approx([2 / 3, 1.0, 0.0])
+from posttrain.training.evaluation import Questions, brief_evaluation, sample_answers
+from posttrain.training.full_evaluation import completions_of_run, full_evaluation, num_completions
+from tests.support.tiny import STOP_IDS, measures, request, some_prompts, tiny_model, tiny_policy, tokenizer
 
 
 def test_the_interval_covers_the_truth_nineteen_times_in_twenty() -> None:
@@ -102,7 +81,7 @@ NOTHING = reward_function(lambda completions: [None] * len(completions), name="n
 def evaluated(samples: int = 8, *, engine: Engine | None = None, **changes: object) -> tuple[dict, tuple[Group, ...]]:
     """A full evaluation, of a tiny policy unless there is an engine, with changed questions."""
     engine = engine or InProcessEngine(tiny_policy())
-    return full_evaluation(engine, replace(QUESTIONS, **changes), samples=samples)
+    return full_evaluation(engine, replace(QUESTIONS, **changes), measures(samples))
 
 
 def said_in(groups: Sequence[Group]) -> list[list[tuple[int, ...]]]:
@@ -142,7 +121,7 @@ def test_what_could_not_be_scored_is_neither_right_nor_wrong() -> None:
         ]
 
     engine, questions = InProcessEngine(tiny_policy()), replace(QUESTIONS, judge=reward_function(seldom))
-    results, groups = full_evaluation(engine, questions, samples=8)
+    results, groups = full_evaluation(engine, questions, measures(8))
     scores = [seldom(row) for row in said_in(groups)]
     scored = [[score for score in row if score is not None] for row in scores]
     assert 0 < sum(map(len, scored)) < 32
@@ -153,7 +132,7 @@ def test_what_could_not_be_scored_is_neither_right_nor_wrong() -> None:
     assert results["pass_at_8"] == (pytest.approx(np.mean([any(row) for row in full])) if full else None)
 
     nothing = replace(QUESTIONS, judge=NOTHING)
-    results, _ = full_evaluation(engine, nothing, samples=8)
+    results, _ = full_evaluation(engine, nothing, measures(8))
     assert results["accuracy_sampled"] is results["accuracy_greedy"] is results["pass_at_8"] is None
     assert results["num_unscored"] == 36
     assert brief_evaluation(engine, nothing, problems=3) == {"eval/num_unscored": 3}
@@ -176,6 +155,33 @@ def test_the_full_evaluation_reports_the_answers_it_got() -> None:
     assert none["num_problems"] == 0
     assert none["accuracy_sampled"] is none["mean_length"] is None
     assert nobody == ()
+
+
+def test_pass_at_8_of_the_first_problems_is_what_eight_samples_of_each_would_give() -> None:
+    engine, kept = InProcessEngine(tiny_policy()), list[ScoredCompletions]()
+    options = EvaluationOptions(samples=3, pass_at_8_problems=2)
+    results, groups = full_evaluation(engine, QUESTIONS, options, keep=kept.append)
+    whole, eight = evaluated(engine=engine)
+    right = np.array([even(row) for row in said_in(eight)])
+    assert results["pass_at_8"] == right[:2].any(axis=1).mean()
+    assert results["accuracy_sampled"] == right[:, :3].mean() != whole["accuracy_sampled"]
+    assert said_in(groups) == [row[:3] for row in said_in(eight)]
+    assert [[len(group.rollouts) for group in each.groups] for each in kept] == [[3] * 4, [5] * 2, [1] * 4]
+    assert {rollout.sample for group in kept[1].groups for rollout in group.rollouts} == {3, 4, 5, 6, 7}
+    assert results["measured_on"] == {
+        "accuracy_sampled": {"problems": 4, "completions": 12},
+        "accuracy_greedy": {"problems": 4, "completions": 4},
+        "pass_at_8": {"problems": 2, "completions": 16},
+    }
+    assert whole["measured_on"]["pass_at_8"] == {"problems": 4, "completions": 32}
+
+
+def test_a_probe_that_samples_asks_the_first_problems() -> None:
+    questions = replace(QUESTIONS, probes={"never_giving_up": NEVER_GIVING_UP})
+    options, counted = replace(measures(1), probe_problems=3), list[int]()
+    results, _ = full_evaluation(InProcessEngine(tiny_policy()), questions, options, advance=counted.append)
+    assert results["measured_on"]["accuracy_never_giving_up"] == {"problems": 3, "completions": 3}
+    assert sum(counted) == num_completions(questions, options) == 4 + 4 + 3
 
 
 def test_what_the_judge_logs_of_held_out_answers_is_in_the_results() -> None:
@@ -210,14 +216,17 @@ def test_the_held_out_reward_is_the_weighted_sum_of_training_and_a_judge_that_is
     first = reward_function(judge, weight=3.0, weight_to=1.0, over_steps=9, clip=(0, 1))
     rewards = (first, reward_function(length, weight=0.5))
     questions = replace(QUESTIONS, judge=first.unconditional(), rewards=rewards)
-    results, groups = full_evaluation(InProcessEngine(tiny_policy()), questions, samples=3)
+    results, groups = full_evaluation(InProcessEngine(tiny_policy()), questions, measures(3))
     assert asked == [12, 4]  # sampled ones, then greedy ones
     means = np.array([np.mean(paid(group)) for group in groups])
     assert results["reward"] == pytest.approx(means.mean(), abs=1e-12)
     assert results["reward_interval"] == pytest.approx(bootstrap_interval(means))
     alone, _ = evaluated(3)
     assert alone["reward"] is alone["reward_interval"] is None
-    without = [{name: each[name] for name in each if "reward" not in name} for each in (alone, results)]
+    without = [
+        {name: each[name] for name in each if "reward" not in name and name != "measured_on"}
+        for each in (alone, results)
+    ]
     assert without[0] == without[1]
     brief = brief_evaluation(InProcessEngine(tiny_policy()), questions, problems=2)
     assert brief["eval/reward"] == pytest.approx(np.mean([paid(group)[0] for group in groups[:2]]))
@@ -238,7 +247,7 @@ def test_a_gate_changes_what_is_paid_and_not_what_is_right() -> None:
 
 def test_a_reward_without_a_judge_is_measured_too() -> None:
     questions = replace(QUESTIONS, judge=NOTHING, rewards=(NOTHING, reward_function(length)))
-    results, _ = full_evaluation(InProcessEngine(tiny_policy()), questions, samples=2)
+    results, _ = full_evaluation(InProcessEngine(tiny_policy()), questions, measures(2))
     assert results["accuracy_sampled"] is None
     assert results["reward"] is not None
     brief = brief_evaluation(InProcessEngine(tiny_policy()), questions, problems=3)
@@ -270,7 +279,7 @@ NEVER_GIVING_UP = Probe(
 
 def never_giving_up(engine: Engine, questions: Questions, probe: Probe = NEVER_GIVING_UP) -> float | None:
     """The probe's number in a full evaluation; None where it is not there."""
-    results, _ = full_evaluation(engine, replace(questions, probes={"never_giving_up": probe}), samples=1)
+    results, _ = full_evaluation(engine, replace(questions, probes={"never_giving_up": probe}), measures(1))
     return results.get("accuracy_never_giving_up")
 
 
@@ -304,14 +313,15 @@ def test_without_a_tag_of_one_token_or_without_problems_nobody_can_say_whether_i
 def test_a_full_evaluation_samples_as_many_completions_as_it_says(probes: dict[str, Probe]) -> None:
     counted: list[int] = []
     questions = replace(QUESTIONS, probes=probes)
-    results, _ = full_evaluation(InProcessEngine(tiny_policy()), questions, samples=3, advance=counted.append)
+    results, _ = full_evaluation(InProcessEngine(tiny_policy()), questions, measures(3), advance=counted.append)
     # Three at temperature 1 and a greedy one for each of four problems; with closing tags another.
-    assert sum(counted) == num_completions(questions, samples=3) == (20 if probes else 16)
+    assert sum(counted) == num_completions(questions, measures(3)) == (20 if probes else 16)
     assert ("accuracy_never_giving_up" in results) == bool(probes)
 
 
 def test_the_evaluations_of_a_run_sample_as_many_completions_as_its_plan_counts_on() -> None:
     options = EvaluationOptions(every_steps=3, samples=8, brief_problems=2)
+    assert completions_of_run(QUESTIONS, replace(options, samples=5, pass_at_8_problems=3), 0) == 2 * (24 + 3 * 3)
     # Before and after 4 problems × (8 + 1), and after steps 3, 6 and 9 the first two problems.
     assert completions_of_run(QUESTIONS, options, 11) == 2 * 36 + 3 * 2
     assert completions_of_run(QUESTIONS, replace(options, brief_problems=99), 3) == 2 * 36 + 4
@@ -328,10 +338,10 @@ def test_a_probe_that_suppresses_nothing_reads_the_sampled_completions() -> None
 
     questions = replace(QUESTIONS, probes={"some": Probe(readings={"number": Reading("a number")}, measure=watching)})
     counted: list[int] = []
-    results, groups = full_evaluation(InProcessEngine(tiny_policy()), questions, samples=3, advance=counted.append)
+    results, groups = full_evaluation(InProcessEngine(tiny_policy()), questions, measures(3), advance=counted.append)
     assert seen == [groups]
     assert results["number"] == 2.5
-    assert sum(counted) == num_completions(questions, samples=3) == 16
+    assert sum(counted) == num_completions(questions, measures(3)) == 16
 
 
 class Verdict(StrEnum):
@@ -365,7 +375,7 @@ def test_the_data_sets_of_a_mixture_are_measured_apart_and_in_the_order_of_their
     names = ["h", "b", "", "c", "a", "f", "b", "d", "g", "e"]
     prompts = [replace(prompt, source=name) for prompt, name in zip(some_prompts([3] * 10), names, strict=True)]
     questions = replace(QUESTIONS, prompts=prompts, rewards=(reward_function(length),))
-    results, groups = full_evaluation(InProcessEngine(tiny_policy()), questions, samples=4)
+    results, groups = full_evaluation(InProcessEngine(tiny_policy()), questions, measures(4))
     apart = results["sources"]
     assert list(apart) == list("abcdefgh")
     for source, numbers in apart.items():

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from posttrain.rewards.grading.function import reward_function
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.reports import headline
 from posttrain.tasks.base import Probe, Reading
-from posttrain.training.evaluation import Answers, Questions, accuracies, full_evaluation, held_out_metrics
+from posttrain.training.evaluation import Answers, Questions, held_out_metrics
+from posttrain.training.full_evaluation import accuracies, full_evaluation, pass_at_k
 from posttrain.training.held_out import comparison
 from posttrain.training.report import unmeasured_lines
 from tests.support.refusals import refused
-from tests.support.tiny import some_prompts, tiny_policy
+from tests.support.tiny import measures, some_prompts, tiny_policy
 
 QUESTIONS = Questions(
     prompts=(),
@@ -72,13 +74,13 @@ def test_a_reward_that_counts_has_no_accuracy_but_a_mean() -> None:
     answers = Answers(groups=(), scores=scores, rewards=scores, outcomes={}, logged={})
     paid, free = (replace(QUESTIONS, rewards=rewards) for rewards in ((QUESTIONS.judge,), ()))
     assert answers.counts
-    assert set(accuracies(answers, answers, paid)) == {"accuracy"}
-    found = accuracies(answers, answers, free)
+    assert set(accuracies(answers, answers, answers.correct, paid)) == {"accuracy"}
+    found = accuracies(answers, answers, answers.correct, free)
     assert set(found) == {"accuracy", "score", "score_interval"}
     assert found["score"] == (0.5 + 2.5) / 2
     solved = replace(answers, scores=scores.clip(max=1))
-    assert accuracies(solved, solved, paid)["accuracy_sampled"] == (0.5 + 1.0) / 2
-    assert "accuracy_sampled" not in accuracies(solved, solved, replace(paid, counts=True))
+    assert accuracies(solved, solved, solved.correct, paid)["accuracy_sampled"] == (0.5 + 1.0) / 2
+    assert "accuracy_sampled" not in accuracies(solved, solved, solved.correct, replace(paid, counts=True))
     before, after = results(accuracy=None, reward=1.6), results(accuracy=None, reward=2.8)
     assert labels(before, after) == [REWARD, LENGTH]
     assert headline({"reward": 1.6, "accuracy_sampled": None}) == ("reward", 1.6)
@@ -118,7 +120,7 @@ def evaluated(measured: object, *readings: str) -> dict[str, Any]:
     named = {name: Reading(name) for name in readings or ("mine",)}
     probe = Probe(readings=named, measure=lambda groups: measured)
     questions = replace(PROBED, task="odd", probes={"p": probe})
-    return full_evaluation(InProcessEngine(tiny_policy()), questions, samples=1)[0]
+    return full_evaluation(InProcessEngine(tiny_policy()), questions, measures(1))[0]
 
 
 NAMES = ("zeta", "alpha", "mu", "kappa", "beta", "omega")
@@ -155,3 +157,17 @@ def test_a_probe_may_leave_readings_out() -> None:
 @pytest.mark.parametrize("value", [np.float32(0.25), torch.tensor(0.25), np.array(0.25)])
 def test_a_reading_of_numpy_or_torch_is_a_number_that_json_knows(value: object) -> None:
     assert json.loads(json.dumps(evaluated({"mine": value})["mine"])) == 0.25
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_pass_at_k_is_the_share_of_choices_of_k_samples_that_hold_a_right_one(k: int) -> None:
+    correct = np.array([[1.0] * right + [0.0] * (5 - right) for right in range(6)])
+    by_hand = [np.mean([any(row[list(chosen)]) for chosen in combinations(range(5), k)]) for row in correct]
+    assert pass_at_k(correct, k) == pytest.approx(np.array(by_hand), abs=1e-15)
+
+
+def test_the_chance_that_one_of_k_is_right_is_of_scored_samples() -> None:
+    nan = np.nan
+    correct = np.array([[1.0, 0, 0, nan], [nan, nan, 1, 0], [0, 0, 0, 0]])
+    assert pass_at_k(correct, 3).tolist() == [1.0, 0.0]  # 1 of 3; too few; none of 4
+    assert pass_at_k(correct, 2).tolist() == pytest.approx([2 / 3, 1.0, 0.0])

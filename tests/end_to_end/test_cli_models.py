@@ -128,6 +128,7 @@ def test_a_server_does_so_too(model: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_evaluation_writes_what_it_prints(model: str) -> None:
     flags = ["--task.held-out-size", "6", "--rollout.max-completion-tokens", "4", "--evaluation.samples", "2"]
+    flags += ["--evaluation.pass-at-8-problems", "4", "--evaluation.probe-problems", "3"]
     out = printed("eval", model, *flags, "--output", "results.json")
     results = json.loads(Path("results.json").read_text())
     assert results["num_problems"] == 6
@@ -135,8 +136,11 @@ def test_an_evaluation_writes_what_it_prints(model: str) -> None:
     low, high = results["accuracy_sampled_interval"]
     assert f"{results['accuracy_sampled']:.3f}  [{low:.3f}, {high:.3f}]" in out
     assert 0 <= results["accuracy_never_giving_up"] <= 1
-    assert results["pass_at_8"] is None  # of two samples it cannot be said
-    assert "pass at 8" not in out
+    assert "pass at 8, 4 problems" in out
+    assert "accuracy never giving up, 3 problems" in out
+    none = printed("eval", model, *flags, "--evaluation.pass-at-8-problems", "0")
+    assert "accuracy sampled" in none
+    assert "pass at 8" not in none
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import posttrain
 from posttrain.cli import main
 from posttrain.config.recipes import recorded_time
 from posttrain.errors import UserError
+from posttrain.options.training import EvaluationOptions
 from posttrain.server.model_server import ModelServer
 from posttrain.training.report import time_lines
 from tests.support.accidents import Accident
@@ -114,7 +115,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(place: Path) -> None:
 def test_the_plan_says_how_long_it_takes_if_completions_grow_to_their_limit() -> None:
     """Four completions of 2 tokens in 6 s, 10 steps of it, and nothing held out: 1 min, and 4 at 8 tokens."""
     step = SimpleNamespace(groups=[0, 0], replaced=[], num_completion_tokens=8)
-    run, evaluation = SimpleNamespace(num_steps=10), SimpleNamespace(every_steps=0, samples=1, brief_problems=1)
+    run, evaluation = SimpleNamespace(num_steps=10), EvaluationOptions(every_steps=0)
     rollout = SimpleNamespace(group_size=2, rollouts_per_step=4, max_completion_tokens=8)
     session = SimpleNamespace(
         config=SimpleNamespace(run=run, evaluation=evaluation, rollout=rollout),

@@ -160,7 +160,7 @@ def test_a_mistake_does_not_cost_the_run_that_is_overwritten(model: Path, tmp_pa
     with refused("no divisor"):
         Run(model, folder, run=anew).train(mistaken)
     assert files_of(folder) == earlier
-    with refused("probe 'mine' measured lenght"):  # in the first evaluation
+    with refused("probe 'mine' returned lenght"):  # in the first evaluation
         Run(model, folder, run=anew).train(dice, task=Misnamed)
     assert files_of(folder) == earlier
     # And it can still go on.
@@ -191,7 +191,7 @@ def test_a_mistake_in_the_first_evaluation_leaves_no_folder(model: Path, tmp_pat
         calls.append(len(completions))
         return dice(list(completions))
 
-    with refused("probe 'mine' measured lenght, but its readings are length"):
+    with refused("probe 'mine' returned lenght, but its readings are length"):
         Run(model, folder).train(counted, task=Misnamed)
     assert calls[0] == 12, "step 1 comes first"
     assert not folder.exists()

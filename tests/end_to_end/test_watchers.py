@@ -106,7 +106,7 @@ RETURNED: dict[str, tuple[object, tuple[str, ...]]] = {
     "a number": (3, ("returned 3 (int)", "a mapping of metrics to numbers")),
     "text": ("done", ("returned 'done' (str)", "a mapping")),
     "a name that is none": ({1: 2.0}, ("1 = 2.0", "Use a name that the run does not use")),
-    "a text for a number": ({"mine": "2"}, ("'mine' = '2' (str)", "its value a number")),
+    "a text for a number": ({"mine": "2"}, ("'mine' = '2' (str)", "a number as its value")),
     "a metric of this step": ({"reward": 1.0}, ("'reward' = 1.0", "own/reward")),
     "a metric of other steps": ({"eval/accuracy_sampled": 1.0}, ("own/eval_accuracy_sampled",)),
     "a time": ({"seconds/update": 1.0}, ("'seconds/update'", "does not use")),

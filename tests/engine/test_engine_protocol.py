@@ -28,11 +28,12 @@ from posttrain.rewards.grading.grade import reward_function
 from posttrain.runs.progress import Clock
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.collector import no_journal
-from posttrain.training.evaluation import Questions, full_evaluation, sample_answers
+from posttrain.training.evaluation import Questions, sample_answers
+from posttrain.training.full_evaluation import full_evaluation
 from tests.support.engines import ChangedEngine, ChangedSampling
 from tests.support.refusals import mentions, refused
 from tests.support.stages import LIMIT, even_tokens, stages_with
-from tests.support.tiny import STOP_IDS, some_prompts, tiny_policy, tokenizer
+from tests.support.tiny import STOP_IDS, measures, some_prompts, tiny_policy, tokenizer
 
 CONTEXT = 12
 
@@ -298,12 +299,12 @@ def test_what_an_evaluation_and_its_probes_measure_is_looked_at() -> None:
     endless = Probe(readings=number, measure=lambda groups: {"number": float(len(groups))}, endless=True)
     judge, probes = reward_function(even_tokens), {"endless": endless}
     questions = Questions(prompts=ASKED, judge=judge, max_completion_tokens=LIMIT, seed=0, probes=probes)
-    assert full_evaluation(InProcessEngine(tiny_policy()), questions, samples=2)[0]["number"] == 3
+    assert full_evaluation(InProcessEngine(tiny_policy()), questions, measures(2))[0]["number"] == 3
     with refused("ChangedEngine", "prompt ", "logprobs", error=RunError):
-        full_evaluation(ChangedEngine(tiny_policy(), short), questions, samples=2)
+        full_evaluation(ChangedEngine(tiny_policy(), short), questions, measures(2))
     of_probe = ChangedEngine(tiny_policy(), short, where=lambda request, _: bool(request.suppressed))
     with refused("ChangedEngine", "prompt ", "logprobs", error=RunError):
-        full_evaluation(of_probe, questions, samples=2)
+        full_evaluation(of_probe, questions, measures(2))
 
 
 def test_a_look_that_finds_nothing_done_is_no_timeout() -> None:

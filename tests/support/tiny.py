@@ -33,7 +33,7 @@ from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.rollout import SamplingParams
-from posttrain.options.training import UpdateOptions
+from posttrain.options.training import EvaluationOptions, UpdateOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.training.metrics import update_metrics
 from posttrain.training.update import Objective, update
@@ -157,6 +157,11 @@ def some_prompts(lengths: Sequence[int], *, seed: int = 1) -> list[Prompt]:
         Prompt(id=f"p{i}", text="", tokens=tuple(random.integers(VOCAB, size=length).tolist()))
         for i, length in enumerate(lengths)
     ]
+
+
+def measures(samples: int) -> EvaluationOptions:
+    """A full evaluation of so many completions per problem and no more of some."""
+    return EvaluationOptions(samples=samples, pass_at_8_problems=0)
 
 
 def request(

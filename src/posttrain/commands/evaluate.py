@@ -30,7 +30,8 @@ PROGRAM = CommandSpec(
         *LOADING,
         *TEMPLATE,
         *("task", "rewards", "engine", "rollout.max_completion_tokens", "rollout.max_rows"),
-        *("evaluation.samples", "run.seed", "run.threads"),
+        *("evaluation.samples", "evaluation.pass_at_8_problems", "evaluation.probe_problems"),
+        *("run.seed", "run.threads"),
         *("environment", "tools", "tools_at", "sandbox", "rollout.max_turns", "rollout.multi_turn"),
     ),
 )
@@ -61,16 +62,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def report(results: Mapping[str, Any]) -> list[str]:
     """Each result on its line, with its interval if it has one."""
+    from posttrain.runs.reports import problems_suffix
+
     lines = []
     for name, value in results.items():
         interval = results.get(f"{name}_interval")
-        if name.endswith("_interval") or value is None:
+        if name.endswith("_interval") or name == "measured_on" or value is None:
             continue
         if isinstance(value, Mapping):
             lines += [f"{name}: {key:24} {share:.3f}" for key, share in value.items()]
         elif isinstance(value, float):
             spread = f"  [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""
-            lines.append(f"{name.replace('_', ' '):34} {value:.3f}{spread}")
+            lines.append(f"{name.replace('_', ' ') + problems_suffix(results, name):34} {value:.3f}{spread}")
         else:
             lines.append(f"{name.replace('_', ' '):34} {value}")
     return lines

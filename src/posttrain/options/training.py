@@ -151,13 +151,18 @@ class EvaluationOptions(Bounded):
 
     every_steps: NonNegativeInt = 10
     """Steps between brief evaluations; 0: only the two full ones."""
-    samples: PositiveInt = 8
-    """Completions per held-out problem in a full evaluation, at temperature 1; pass@k needs at least k."""
+    samples: PositiveInt = 4
+    """Completions per held-out problem in a full evaluation, at temperature 1."""
+    pass_at_8_problems: NonNegativeInt = 128
+    """Number of held-out problems (the first ones) with 8 completions, for pass@8.  The rest of the 8 are sampled in
+    addition if `samples` is less; 0: none are, and there is no pass@8 then."""
     brief_problems: PositiveInt = 128
     """Number of held-out problems in a brief evaluation (the first ones), each sampled once."""
     sampling_probes: bool = True
-    """In full evaluations, also run the task's probes that sample one more completion per held-out problem (Countdown's
-    samples to the token limit).  Other probes always run."""
+    """In full evaluations, also run the task's probes that sample completions of their own (Countdown's samples to the
+    token limit).  Other probes always run."""
+    probe_problems: PositiveInt = 128
+    """Number of held-out problems (the first ones) that such a probe samples, once each."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, SupportsFloat, SupportsIndex
+from typing import TYPE_CHECKING, Literal, Protocol, SupportsFloat, SupportsIndex, cast
 
 import torch
 from jaxtyping import Float64
@@ -242,3 +242,10 @@ def headline(results: Mapping[str, object], prefix: str = "") -> tuple[str, floa
 
 def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def problems_suffix(results: Mapping[str, object], name: str) -> str:
+    """How many problems a number rests on, if it is not all of them."""
+    sizes = cast(Mapping[str, Mapping[str, int]], results.get("measured_on", {}))
+    count = sizes.get(name, {}).get("problems", results.get("num_problems"))
+    return "" if count == results.get("num_problems") else f", {count} problems"

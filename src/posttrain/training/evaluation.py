@@ -1,6 +1,5 @@
 """Accuracy and reward of a policy on held-out problems, with intervals."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,20 +13,18 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from posttrain.environments.workers import ReplyWorkers
-from posttrain.errors import UserError
 from posttrain.generation.conversations import sample_conversations
 from posttrain.generation.engine import Advance, Engine
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.options.reward import GradingOptions
 from posttrain.options.rollout import SamplingParams
-from posttrain.options.training import EvaluationOptions
 from posttrain.records import Grades, Group, Prompt
 from posttrain.rewards.grading.calls import NO_RUN
 from posttrain.rewards.grading.function import TrainerState
 from posttrain.rewards.grading.grade import OnError, RewardFunction, grade
 from posttrain.rewards.grading.resources import Resources
 from posttrain.runs.intervals import Interval, score_interval, share_interval
-from posttrain.runs.reports import HELD_OUT, LEFT_OUT, REWARD, SCORE, ScoredCompletions, as_number
+from posttrain.runs.reports import HELD_OUT, REWARD, SCORE, ScoredCompletions
 from posttrain.tasks.base import Probe
 from posttrain.training.metrics import logged_metrics
 
@@ -108,17 +105,18 @@ def sample_answers(
     engine: Engine,
     questions: Questions,
     *,
-    samples: int,
+    samples: int | range,
     greedy: bool = False,
     advance: Advance = lambda count: None,
     keep: Keep = lambda completions: None,
 ) -> Answers:
     """Sample every held-out prompt at temperature 1, or greedily, and judge the completions.
 
-    The same seed gives every policy the same random numbers.
+    The same seed gives every policy the same random numbers: `samples` numbers from 0, or those of a range.
     """
     request = evaluation_request(questions, samples=samples, greedy=greedy)
-    groups = conversations(engine, questions, request, "greedy" if greedy else "sampled", advance)
+    name = "greedy" if greedy else "more" if request.first_sample else "sampled"
+    groups = conversations(engine, questions, request, name, advance)
     rewards, judge = () if greedy else questions.rewards, questions.judge
 
     def graded(functions: Sequence[RewardFunction]) -> Grades:
@@ -166,67 +164,15 @@ def means_of_problems(values: Float64[ndarray, "prompt sample"]) -> Float64[ndar
     return np.nanmean(known, axis=1) if len(known) else np.empty(0)
 
 
-def evaluation_request(questions: Questions, *, samples: int, greedy: bool = False) -> GroupRequest:
+def evaluation_request(questions: Questions, *, samples: int | range, greedy: bool = False) -> GroupRequest:
+    numbers = samples if isinstance(samples, range) else range(samples)
     return GroupRequest(
-        group_size=samples,
+        group_size=len(numbers),
+        first_sample=numbers.start,
         max_completion_tokens=questions.max_completion_tokens,
         sampling=SamplingParams(greedy=greedy),
         key=StreamKey(questions.seed, "evaluation", 0),
     )
-
-
-def full_evaluation(
-    engine: Engine,
-    questions: Questions,
-    *,
-    samples: int,
-    advance: Advance = lambda count: None,
-    keep: Keep = lambda completions: None,
-) -> tuple[dict[str, object], tuple[Group, ...]]:
-    """The held-out results of summary.json and the sampled answers; None for results that could not be measured."""
-    names = (*HELD_OUT, REWARD)
-    unmeasured = dict.fromkeys([*names, *(f"{name}_interval" for name in names), "mean_length"])
-    if not questions.prompts:
-        return {"num_problems": 0, **unmeasured}, ()
-    sampled = sample_answers(engine, questions, samples=samples, advance=advance, keep=keep)
-    greedy = sample_answers(engine, questions, samples=1, greedy=True, advance=advance, keep=keep)
-    results: dict[str, object] = {
-        "num_problems": len(questions.prompts),
-        "samples_per_problem": samples,
-        "num_unscored": sampled.num_unscored + greedy.num_unscored,
-        **unmeasured,
-        **accuracies(sampled, greedy, questions),
-        **mean_with_interval(REWARD, sampled.rewards),
-        "mean_length": sampled.mean_length,
-        "outcomes": dict(sampled.outcomes),
-        **({"sources": by_source} if (by_source := sources_apart(sampled, questions)) else {}),
-        **({"logged": dict(sampled.logged)} if sampled.logged else {}),
-    }
-    for name, probe in questions.probes.items():
-        groups = (greedy if probe.greedy else sampled).groups
-        if probe.samples_anew:
-            encoded = [engine.tokenizer.encode(text, add_special_tokens=False) for text in probe.suppressed]
-            if any(len(tokens) != 1 for tokens in encoded):
-                continue  # the texts are not single tokens of this tokenizer
-            suppressed = (*(tokens[0] for tokens in encoded), *(engine.stop_ids if probe.endless else ()))
-            request = replace(evaluation_request(questions, samples=1), suppressed=suppressed)
-            groups = tuple(conversations(engine, questions, request, name, advance))
-        numbers = probe.measure(groups)
-        if questions.workers is not None:
-            questions.workers.end_of(groups)
-        results |= checked_readings(f"task {questions.task}: probe {name!r}", probe, numbers, results)
-    return results, sampled.groups
-
-
-def accuracies(sampled: Answers, greedy: Answers, questions: Questions) -> dict[str, object]:
-    if questions.counts or sampled.counts or greedy.counts:
-        scores = {} if questions.rewards else mean_with_interval(SCORE, sampled.scores)
-        return {LEFT_OUT: "left out: a score is above 1, so 1 does not mean a correct answer", **scores}
-    return {
-        **with_interval("accuracy_sampled", sampled.rates),
-        **with_interval("accuracy_greedy", greedy.rates),
-        **with_interval("pass_at_8", pass_at_k(sampled.correct, 8)),
-    }
 
 
 def sources_apart(answers: Answers, questions: Questions) -> dict[str, dict[str, object]]:
@@ -261,27 +207,6 @@ def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] 
     return metrics
 
 
-def checked_readings(where: str, probe: Probe, numbers: object, results: Mapping[str, object]) -> Mapping[str, float]:
-    """The numbers of a probe: each must be one of its readings, and not a result of the evaluation itself."""
-    if not isinstance(numbers, Mapping):
-        raise UserError(
-            f"{where} returned {numbers!r:.60} ({type(numbers).__name__}).  Return a mapping of its readings"
-        )
-    if taken := sorted(numbers.keys() & results.keys()):
-        raise UserError(f"{where} returned {', '.join(taken)}, which evaluations already have.  Use another name")
-    if unknown := ", ".join(sorted(map(str, numbers.keys() - probe.readings.keys()))):
-        readings = ", ".join(sorted(probe.readings))
-        raise UserError(f"{where} returned {unknown}, but its readings are {readings}.  Add the missing ones there")
-    found: dict[str, float] = {}
-    for name, value in numbers.items():
-        number, kind = as_number(value), type(value).__name__
-        if number is None or not math.isfinite(number):
-            unknown = "is not a finite number.  Leave out unknown values"
-            raise UserError(f"{where}: {name} = {value!r:.60} ({kind}) {unknown}")
-        found[name] = number
-    return found
-
-
 def with_interval(name: str, rates: Float64[ndarray, " problem"]) -> dict[str, object]:
     return {name: float(rates.mean()), f"{name}_interval": share_interval(rates)} if len(rates) else {}
 
@@ -289,16 +214,6 @@ def with_interval(name: str, rates: Float64[ndarray, " problem"]) -> dict[str, o
 def mean_with_interval(name: str, scores: Float64[ndarray, "prompt sample"]) -> dict[str, object]:
     means = means_of_problems(scores)
     return {name: float(means.mean()), f"{name}_interval": score_interval(means, scores=scores)} if len(means) else {}
-
-
-def num_completions(questions: Questions, *, samples: int) -> int:
-    return len(questions.prompts) * (samples + 1 + sum(probe.samples_anew for probe in questions.probes.values()))
-
-
-def completions_of_run(questions: Questions, options: EvaluationOptions, num_steps: int) -> int:
-    times = num_steps // options.every_steps if options.every_steps else 0
-    brief = min(options.brief_problems, len(questions.prompts))
-    return 2 * num_completions(questions, samples=options.samples) + times * brief
 
 
 def brief_evaluation(
@@ -322,15 +237,3 @@ def brief_evaluation(
         outcomes = answers.outcomes.items()
         metrics |= {f"eval/outcomes/{questions.judge.name}/{name}": share for name, share in outcomes}
     return metrics
-
-
-def pass_at_k(correct: Float64[ndarray, "prompt sample"], k: int) -> Float64[ndarray, " measured"]:
-    """Unbiased estimate, per problem, of the probability that at least one of k samples is correct.
-
-    1 - C(n - c, k) / C(n, k)    n scored samples, c of them right; Chen et al. 2021, arXiv:2107.03374, eq. 1
-
-    Problems with fewer than k scored samples are left out.
-    """
-    assert k >= 1
-    counts = [(int((~np.isnan(row)).sum()), int(np.nansum(row))) for row in correct]
-    return np.array([1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts if n >= k])

@@ -15,10 +15,19 @@ from posttrain.generation.engine import Engine
 from posttrain.models.policy import Policy
 from posttrain.runs.harness import Harness
 from posttrain.runs.progress import Clock, Progress
-from posttrain.runs.reports import HELD_OUT, REWARD, SCORE, EvaluationReport, ScoredCompletions, headline
+from posttrain.runs.reports import (
+    HELD_OUT,
+    REWARD,
+    SCORE,
+    EvaluationReport,
+    ScoredCompletions,
+    headline,
+    problems_suffix,
+)
 from posttrain.tasks.base import Probe, Reading, Task
 from posttrain.tasks.dataset import Rows
-from posttrain.training.evaluation import Questions, brief_evaluation, full_evaluation, num_completions
+from posttrain.training.evaluation import Questions, brief_evaluation
+from posttrain.training.full_evaluation import full_evaluation, num_completions
 from posttrain.training.session import CallerObjects, Rewards, Session, Tools, open_session
 
 SHOWN = 3
@@ -39,10 +48,10 @@ def measure_in_full(
     session: Session, harness: Harness, questions: Questions, *, step: int, when: Literal["before", "after"]
 ) -> tuple[dict[str, object], list[list[str]]]:
     """The full evaluation, and [prompt, first completion] of the problems shown at the end."""
-    samples, kept = session.config.evaluation.samples, list[ScoredCompletions]()
-    total = num_completions(questions, samples=samples)
+    options, kept = session.config.evaluation, list[ScoredCompletions]()
+    total = num_completions(questions, options)
     with harness.progress.stage(f"held-out problems {when} training", total) as advance:
-        results, groups = full_evaluation(session.engine, questions, samples=samples, advance=advance, keep=kept.append)
+        results, groups = full_evaluation(session.engine, questions, options, advance=advance, keep=kept.append)
         if when == "before":  # the one after training takes about as long
             harness.progress.closing_seconds = advance.seconds
     harness.evaluated(EvaluationReport(step=step, results=results, groups=groups, evaluation=when, completions=kept))
@@ -109,7 +118,11 @@ def comparison(summary: Mapping[str, object], probes: Iterable[Probe] = ()) -> l
     sources = [cast(Mapping[str, Mapping[str, object]], each.get("sources", {})) for each in (before, after)]
     parts = [(f"{source}: ", first, sources[1][source]) for source, first in sources[0].items() if source in sources[1]]
     return [
-        (prefix + reading.label, result_text(first, name, reading), result_text(last, name, reading))
+        (
+            prefix + reading.label + problems_suffix(first, name),
+            result_text(first, name, reading),
+            result_text(last, name, reading),
+        )
         for prefix, first, last in [("", before, after), *parts]
         for name, reading in readings.items()
         if first.get(name) is not None and last.get(name) is not None
@@ -182,7 +195,7 @@ def evaluate(
     )
     with open_session(config, caller, inference=True) as session:
         session.load_weights()
-        questions, samples = session.questions(), config.evaluation.samples
+        questions, options = session.questions(), config.evaluation
         if not questions.prompts:
             raise UserError(
                 f"evaluate: {session.task.name} does not have held-out problems.  For a dataset set"
@@ -191,7 +204,7 @@ def evaluate(
         if config.rewards:  # computed also if the task has its caller measure, which judges
             questions = replace(questions, rewards=session.rewards)
         if progress is None:
-            return full_evaluation(session.engine, questions, samples=samples)[0]
-        total = num_completions(questions, samples=samples)
+            return full_evaluation(session.engine, questions, options)[0]
+        total = num_completions(questions, options)
         with progress.stage("completions of held-out problems", total) as advance:
-            return full_evaluation(session.engine, questions, samples=samples, advance=advance)[0]
+            return full_evaluation(session.engine, questions, options, advance=advance)[0]

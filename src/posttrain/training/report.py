@@ -27,8 +27,8 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.tasks.dataset import count_text
 from posttrain.training.collector import CollectedStep
 from posttrain.training.critic import save_critic
-from posttrain.training.evaluation import completions_of_run
 from posttrain.training.fit import model_card, write_model
+from posttrain.training.full_evaluation import completions_of_run
 from posttrain.training.held_out import NOTHING_HELD_OUT, comparison, table_lines, transcript_lines
 from posttrain.training.optimizer import standing_still
 from posttrain.training.session import Session

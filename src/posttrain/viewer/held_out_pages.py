@@ -155,7 +155,10 @@ def change(before: float | None, after: float | None, *, ever: bool) -> Change:
 
 
 def evaluation_entry(run: OpenedRun, results: HeldOutResults) -> HeldOutEvaluation:
-    """An evaluation with its mean; the interval is that of metrics.jsonl, whose last line of a step counts."""
+    """An evaluation with its accuracy and interval in metrics.jsonl, whose last line of a step counts.
+
+    Some problems have more completions, for pass@8; the accuracy counts as many of each.
+    """
     shares = [each.share for each in results.problems.values()]
     lines = run.metrics.whole().of_step(results.step)
     line = {} if not lines else lines[-1] if results.name == "after" else lines[0]
@@ -163,7 +166,7 @@ def evaluation_entry(run: OpenedRun, results: HeldOutResults) -> HeldOutEvaluati
     return HeldOutEvaluation(
         step=results.step,
         name=results.name,
-        accuracy=sum(shares) / len(shares) if shares else None,
+        accuracy=line.get("eval/accuracy_sampled", sum(shares) / len(shares) if shares else None),
         low=low,
         high=high,
         problems=len(shares),

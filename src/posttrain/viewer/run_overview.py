@@ -187,6 +187,12 @@ def interval(results: Mapping[str, object], name: str) -> tuple[Number, Number] 
 
 
 def resting_on(results: Mapping[str, object], name: str) -> str:
+    """The problems and completions behind a number; `measured_on`, which older runs lack, has them."""
+    sizes = results.get("measured_on")
+    size = sizes.get(name) if isinstance(sizes, Mapping) else None
+    if isinstance(size, Mapping) and (problems := json_number(size.get("problems"))):
+        completions = json_number(size.get("completions")) or 0
+        return f"{problems} problems" + (f" × {completions // problems}" if completions > problems else "")
     problems, samples = (json_number(results.get(each)) for each in ("num_problems", "samples_per_problem"))
     if problems is None:
         return ""
