@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.viewer.rollout_page import GAPS, OF_ROLLOUT, OF_UPDATE
+from posttrain.viewer.rollout_page import AFTER_UPDATES, GAPS, OF_ROLLOUT, OF_UPDATE
 
 PAGE = Path(__file__).parents[1] / "src" / "posttrain" / "server" / "viewer_page"
 MODULES = sorted(PAGE.glob("*.js"))
@@ -52,7 +52,9 @@ def test_a_module_imports_names_that_exist_and_never_puts_text_in_as_markup(modu
 def test_each_fixed_scale_is_of_a_quantity_that_the_server_sends() -> None:
     content = (PAGE / "colours.js").read_text().partition("const SCALES = {")[2].partition("\n};")[0]
     named = set(re.findall(r"(\w+): (?:[A-Z]+|\{)", content))
-    sent = {each.column for each in (*OF_ROLLOUT, *OF_UPDATE)} | {f"{column}_gap" for column, _ in GAPS}
+    sent = {each.column for each in (*OF_ROLLOUT, *OF_UPDATE, *AFTER_UPDATES.values())} | {
+        f"{column}_gap" for column, _ in GAPS
+    }
     assert named - sent == {"reward", "advantage"}  # of whole completions
     assert {f"{column}_gap" for column, _ in GAPS} <= named
 

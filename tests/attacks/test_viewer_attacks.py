@@ -103,6 +103,7 @@ WRONG = (
     *("run/0/rows?source=model", "run/0/rows?step=-1", "run/0/rows?offset=1e9", "run/0/rows?limit=many"),
     *("run/0/rows?low=much", "run/0/steps?source=", "compare?a=0&b=x", "compare?a=0", "run/0/rows?step=²"),
     *("run/0/rows?low=nan", "run/0/rows?sort=nosuch", "run/0/rows?term=nosuch&low=0"),
+    "run/0/rows?source=evaluations&sampling=nosuch",
 )
 
 

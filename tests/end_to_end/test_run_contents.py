@@ -2,13 +2,15 @@
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pyarrow import parquet
+import torch
+from pyarrow import compute as pc, parquet
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posttrain
@@ -221,6 +223,17 @@ def two_steps(folder: Path, name: str, *, keep: bool) -> Path:
     return posttrain.train(posttrain.load_recipe(recipe)).folder
 
 
+def assert_scored_by(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """`policy_logprobs` are those that plain transformers computes with the saved model."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for row in rows:
+        prompt, tokens = row["prompt_tokens"], row["tokens"]
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None]).flatten()
+        assert row["policy_logprobs"] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_columns_of_every_update_agree_with_the_metrics_and_change_no_number(name: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model")
@@ -229,10 +242,11 @@ def test_columns_of_every_update_agree_with_the_metrics_and_change_no_number(nam
     assert [path.name for path in kept] == ["step-000001.parquet", "step-000002.parquet"]
     assert not (off / "token_columns").exists()
     means = {"ratio": "ratio/mean", "entropy": "entropy"}
-    own = {"grpo": {"kl": "kl", "clipped": "clip_ratio/region_mean"}, "ppo": {"value/loss": "value/loss"}}
-    means |= own[name]  # PPO's policy does not move yet
+    means_of = {"grpo": {"kl": "kl", "clipped": "clip_ratio/region_mean"}, "ppo": {"value/loss": "value/loss"}}
+    means |= means_of[name]  # PPO's policy does not move yet
     for path, line in zip(kept, metrics_of(on)[1:], strict=True):
-        table = parquet.read_table(path).to_pydict()
+        whole = parquet.read_table(path)
+        table = whole.filter(pc.field("update").is_valid()).to_pydict()
         assert set(table["update"]) == set(range(1, int(line["num_updates"]) + 1))
         for column, metric in means.items():
             values = [value for row in table[column] for value in row]
@@ -245,6 +259,18 @@ def test_columns_of_every_update_agree_with_the_metrics_and_change_no_number(nam
             *(table[each] for each in ("draw", "sample", "behaviour_logprobs")), strict=True
         ):
             assert behaviour == sampled[draw, sample]["logprobs"]
+        after = [row for row in whole.to_pylist() if row["update"] is None]
+        assert {(row["draw"], row["sample"]) for row in after} == {*sampled}
+        clip = {"grpo": 1e-3, "ppo": 0.2}[name]
+        for row in after:
+            own = sampled[row["draw"], row["sample"]]
+            ratios, advantages = row["ratio"], own["token_advantages"]
+            assert ratios == pytest.approx(np.exp(np.subtract(row["policy_logprobs"], own["logprobs"])), rel=1e-5)
+            left = [
+                (r > 1 + clip and a > 0) or (r < 1 - clip and a < 0) for r, a in zip(ratios, advantages, strict=True)
+            ]
+            assert row["clipped"] == left
+    assert_scored_by(on / "model", rows=[{**sampled[row["draw"], row["sample"]], **row} for row in after])
     for path in kept:
         path.unlink()
     kept[0].parent.rmdir()

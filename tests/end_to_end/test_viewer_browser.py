@@ -200,7 +200,12 @@ def test_held_out_completions_are_right_or_wrong_whatever_training_pays_for(wind
     first = window.run("document.querySelector('[data-place=\"0\"]').innerText")
     assert "after training" in first
     assert "right" in first
-    assert window.run("document.querySelector('form.filters select').value") == "after"
+    chosen = window.run("[...document.querySelectorAll('form.filters select')].slice(0, 2).map(each => each.value)")
+    assert chosen == ["after", ""]
+    greedy = "document.querySelectorAll('form.filters select')[1]"
+    window.run(f"{greedy}.value = 'greedy'; {greedy}.dispatchEvent(new Event('change', {{ bubbles: true }}))")
+    window.until("location.hash.includes('sampling=greedy')")
+    window.until("[...document.querySelectorAll('[data-place]')].every(each => each.innerText.includes('greedy'))")
     window.run("document.querySelector('[data-place=\"0\"]').click()")
     window.until("document.querySelector('dl.facts')?.innerText.includes('by the task')")
 

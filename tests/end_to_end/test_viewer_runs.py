@@ -46,6 +46,11 @@ def test_each_token_has_the_numbers_that_the_run_kept_of_it(trained: Run) -> Non
         assert found["logprobs"] == pytest.approx(row["logprobs"])
         assert found["token_advantages"] == row["token_advantages"]
         computed = [each for each in columns if (each["draw"], each["sample"]) == (row["draw"], row["sample"])]
+        [after] = [update for update in computed if update["update"] is None]
+        names = {"policy_logprobs": "updated_logprobs", "ratio": "updated_ratio", "clipped": "updated_clipped"}
+        for name, shown in names.items():
+            assert found[shown] == pytest.approx([*map(float, after[name])])
+        computed.remove(after)
         for update in computed:
             for name in ("policy_logprobs", "ratio", "kl", "entropy", "reference_logprobs"):
                 assert found[f"{name}.{update['update']}"] == pytest.approx(update[name])

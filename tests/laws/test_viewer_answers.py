@@ -11,7 +11,7 @@ from pyarrow import parquet
 from posttrain.behaviours.behaviour_table import TABLE
 from posttrain.viewer.behaviour_curves import BehaviourCurves
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.rollout_page import MOST_TOKENS
+from posttrain.viewer.rollout_page import MOST_ROLLOUT_TOKENS
 from posttrain.viewer.rollout_rows import RowPages
 from posttrain.viewer.row_selections import RowQuery
 from posttrain.viewer.run_folders import run_folders
@@ -72,8 +72,12 @@ def test_hostile_texts_reach_the_page_as_they_are_with_each_token_in_its_place(t
     page = ask(tmp_path, path="run/0/rollout/rollouts/1/0/0")
     assert page["completion_text"] == page["graded"] == text
     offsets = page["offsets"]
-    assert (offsets[0], offsets[-1], len(offsets)) == (0, min(len(text), MOST_TOKENS), len(page["completion"]) + 1)
-    assert len(page["faults"]) == (len(text) > MOST_TOKENS)
+    assert (offsets[0], offsets[-1], len(offsets)) == (
+        0,
+        min(len(text), MOST_ROLLOUT_TOKENS),
+        len(page["completion"]) + 1,
+    )
+    assert len(page["faults"]) == (len(text) > MOST_ROLLOUT_TOKENS)
     assert offsets == sorted(offsets)
     for piece, start, end in zip(page["completion"], offsets, offsets[1:], strict=False):
         assert piece["partial"] or piece["special"] or text[start:end] == piece["text"]

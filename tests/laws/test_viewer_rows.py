@@ -154,3 +154,14 @@ def test_a_sorted_page_reads_only_the_row_groups_with_its_rows(tmp_path: Path) -
     page = pages.page(RowQuery(sort="-reward"), 0, 2)
     assert [(row["sample"], row["completion"]) for row in page["rows"]] == [(3, "text 3"), (90, "text 90")]
     assert file.read_groups == {0, 9}
+
+
+def test_held_out_rows_are_greedy_or_sampled(run: Path) -> None:
+    found = {
+        sampling: ask(run, path="run/0/rows", source="evaluations", sampling=sampling)
+        for sampling in ("", "greedy", "sampled")
+    }
+    assert {row["greedy"] for row in found["greedy"]["rows"]} == {True}
+    assert {row["greedy"] for row in found["sampled"]["rows"]} == {False}
+    assert found["greedy"]["matches"] + found["sampled"]["matches"] == found[""]["matches"] == found[""]["total"]
+    assert ask(run, path="run/0/rows", sampling="sampled")["matches"] == 36, "training rollouts are sampled"

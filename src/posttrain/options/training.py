@@ -209,7 +209,8 @@ class RunOptions(Bounded):
     """Draw curves.png at the end; it takes one to two seconds."""
     keep_token_columns: bool = False
     """For `posttrain rl`: write what each update computes for each token (log π, ratio, clipped, values, …) to
-    `token_columns/`.  It does not change the run; docs/run_folder.md gives sizes."""
+    `token_columns/`, and log π after the last update, which takes one more scoring pass a step.  It does not change the
+    run; docs/run_folder.md gives sizes."""
 
     rules = (Rule("report_to", lambda o: len({*o.report_to}) == len(o.report_to), "names one twice.  Name each once."),)
 

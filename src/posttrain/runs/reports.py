@@ -52,7 +52,7 @@ class ScoredCompletions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateTokens:
-    """Numbers that one optimiser update computed for its tokens."""
+    """Numbers that one optimiser update computed for its tokens, or that were computed after a step's last update."""
 
     rollouts: Sequence[tuple[int, str, int]]
     """(draw, prompt id, sample) of each completion."""
@@ -101,6 +101,8 @@ class StepReport:
     pairs: Sequence[Preference] = ()
     updates: Sequence[UpdateTokens] = ()
     """The token columns of each update, with `run.keep_token_columns`."""
+    updated: UpdateTokens | None = None
+    """The same for all completions of `groups`, by the policy after the last update."""
 
     def token_columns(self) -> dict[str, Float64[Tensor, " token"]]:
         """The columns with a number per token, by their names in the rollout file."""

@@ -97,10 +97,15 @@ def without_evaluation(file: Path, evaluation: str) -> "Columns | None":
     return {name: [column[row] for row in kept] for name, column in columns.items()} if kept else None
 
 
-def token_column_bytes(step: int, updates: Sequence[UpdateTokens]) -> bytes:
-    """What each update of a step computed, one row per completion that it trained on; see `UpdateTokens`."""
+def token_column_bytes(step: int, updates: Sequence[UpdateTokens], updated: UpdateTokens | None = None) -> bytes:
+    """What each update of a step computed, one row per completion that it trained on; see `UpdateTokens`.
+
+    `updated` was computed after the last update: its rows have null as their `update`.
+    """
+    numbered: list[tuple[int | None, UpdateTokens]] = [*enumerate(updates, start=1)]
+    numbered += [] if updated is None else [(None, updated)]
     parts: list[Columns] = []
-    for number, update in enumerate(updates, start=1):
+    for number, update in numbered:
         draws, prompts, samples = zip(*update.rollouts, strict=True)
         names = {"draw": [*draws], "prompt_id": [*prompts], "sample": [*samples]}
         numbers = {"step": [step] * len(draws), "update": [number] * len(draws)}
@@ -108,7 +113,7 @@ def token_column_bytes(step: int, updates: Sequence[UpdateTokens]) -> bytes:
             name: [part.tolist() for part in column.split([*update.lengths])] for name, column in update.columns.items()
         }
         parts.append({**numbers, **names, **values})
-    floats = {name for update in updates for name, column in update.columns.items() if column.is_floating_point()}
+    floats = {name for _, update in numbered for name, column in update.columns.items() if column.is_floating_point()}
     return table_bytes(joined_tables(parts), dict.fromkeys((name.partition("/")[0] for name in floats), "float list"))
 
 

@@ -117,8 +117,10 @@ class RunFolder(Folder):
         others = rollout_file.without_evaluation(self.path / name, evaluation) if (self.path / name).is_file() else None
         self.write(name, rollout_file.evaluation_bytes(step, evaluation, completions, others))
 
-    def write_token_columns(self, step: int, updates: Sequence[UpdateTokens]) -> None:
-        self.write(f"token_columns/{parquet_name(step)}", rollout_file.token_column_bytes(step, updates))
+    def write_token_columns(
+        self, step: int, updates: Sequence[UpdateTokens], updated: UpdateTokens | None = None
+    ) -> None:
+        self.write(f"token_columns/{parquet_name(step)}", rollout_file.token_column_bytes(step, updates, updated))
 
     def write_demonstrations(self, step: int, examples: Sequence[Example], logprobs: Sequence[Sequence[float]]) -> None:
         """Write held-out demonstrations with log π of each of their learned tokens."""

@@ -120,7 +120,7 @@ class RolloutFiles(Watcher):
         if report.grades is not None:
             self.folder.write_rollouts(report.step, *report.all_rollouts(), token_columns=report.token_columns())
         if report.updates:
-            self.folder.write_token_columns(report.step, report.updates)
+            self.folder.write_token_columns(report.step, report.updates, report.updated)
 
     def on_evaluation(self, report: reports.EvaluationReport) -> None:
         if report.completions:

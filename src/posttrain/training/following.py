@@ -7,6 +7,7 @@ open, put, take             ── "sample" ──→      its share of the cont
 harness.save, resume       ── "save", "restore" →
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from posttrain.training.collector import CollectedStep
 from posttrain.training.credited_step import CreditedStep
 from posttrain.training.fit_session import FitSession
 from posttrain.training.learner import Learner, fit_critic
+from posttrain.training.metrics import UpdateReport
 from posttrain.training.session import CallerObjects, engine_of, learner_of, trained_by_reward
 
 
@@ -75,6 +77,7 @@ class RlFollower(Follower):
     engine: RankShare | None = None
     learner: Learner
     credited: CreditedStep
+    updates: Sequence[UpdateReport]
 
     def __init__(self, config: Config, caller: CallerObjects, ranks: RankGroup) -> None:
         own = caller.policy
@@ -112,7 +115,10 @@ class RlFollower(Follower):
 
     def learn(self, step: int) -> None:
         self.learner.remember(self.credited)
-        self.learner.learn(self.learner.batches(self.credited, Clock()), step, Clock())
+        self.updates = self.learner.learn(self.learner.batches(self.credited, Clock()), step, Clock())
+
+    def updated(self) -> None:
+        self.learner.updated(self.credited.groups, self.updates, Clock())
 
     def fit_critic(self, collected: CollectedStep) -> None:
         fit_critic(self.learner, collected, Clock())

@@ -25,6 +25,7 @@ from posttrain.records import Group
 from posttrain.runs.alarms import EXPLAINED
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.progress import Clock
+from posttrain.runs.reports import UpdateTokens
 from posttrain.runs.rollout_file import read_rollouts, stored_steps
 from posttrain.runs.tensor_state import Tensors
 from posttrain.training import optimizer
@@ -41,7 +42,7 @@ from posttrain.training.reference import (
     refreshed,
     teacher_of,
 )
-from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update
+from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update, updated_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +182,14 @@ class Learner:
         if self.reference is not None and every and step % every == 0:
             self.reference = refreshed(self.reference, self.policy)
         return reports
+
+    def updated(self, groups: CreditedGroups, updates: Sequence[UpdateReport], clock: Clock) -> UpdateTokens | None:
+        """Numbers of all sampled tokens after a step's updates; None without an update or `keep_token_columns`."""
+        if not (updates and self.settings.keep_token_columns):
+            return None
+        with clock("token_columns"), self.policy.ranks.leading("updated"):
+            objective, max_tokens = self.objective(whole=True), self.settings.update.tokens_per_microbatch
+            return updated_tokens(self.policy, groups, objective, max_tokens)
 
     def try_gradient(self, batches: Sequence[Batch], clock: Clock) -> None:
         """Compute and discard the gradient of a step's largest batch; the clock's seconds are scaled to all batches.

@@ -21,7 +21,7 @@ from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.progress import Clock
 from posttrain.runs.prompt_preview import Reader, first_step_lines
 from posttrain.runs.reply_journal import ReplyFile
-from posttrain.runs.reports import Run, StepReport
+from posttrain.runs.reports import Run, StepReport, UpdateTokens
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.run_steps import RunSteps, StartOptions, TrainingSteps, to_the_end
@@ -207,11 +207,12 @@ def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -
         learner.remember(credited)  # what outlives the step: an adaptive coefficient, whether the critic is ready
         batches = learner.batches(credited, harness.clock)  # token weights, fixed on each whole update
         updates = learner.learn(batches, step, harness.clock)  # losses, updates
+        updated = learner.updated(credited.groups, updates, harness.clock)  # log π after them, where a run keeps it
         session.load_weights()
         gaps = probed_where_all_is_old(session, updates, gaps)
         count_step(state, collected, updates, learner.num_updates)
         evaluation = evaluate_when_due(session, harness)
-        yield harness.record(step_report(session, credited, updates, evaluation, gaps))
+        yield harness.record(step_report(session, credited, updates, evaluation, gaps, updated))
         first = None
 
 
@@ -233,6 +234,7 @@ def step_report(
     updates: Sequence[UpdateReport],
     evaluation: Mapping[str, float],
     undropped: Tensor | None = None,
+    updated: UpdateTokens | None = None,
 ) -> StepReport:
     """A step's report for watchers; `undropped` are its gaps without dropout, if updates use it, or a probe's gaps."""
     collected = credited.collected
@@ -268,6 +270,7 @@ def step_report(
         token_values=credited.groups.columns.known.get("values"),
         replaced=collected.replaced,
         updates=[update.tokens for update in updates if update.tokens is not None],
+        updated=updated,
     )
 
 

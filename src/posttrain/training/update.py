@@ -14,7 +14,7 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.losses import ratio_statistics
 from posttrain.algorithms.terms import LossTerm, TokenView, needs_of
 from posttrain.algorithms.token_locality import LocalityCheck
-from posttrain.batch import Batch, completions_of
+from posttrain.batch import Batch, CreditedGroups, completions_of
 from posttrain.errors import RunError
 from posttrain.models.forward import ForwardNeeds
 from posttrain.models.logprobs import NextTokens
@@ -22,7 +22,7 @@ from posttrain.models.native.native_decoder import native_decoder
 from posttrain.models.native.native_scoring import native_logprobs
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.fused import gradients_in_place
-from posttrain.needs import Need
+from posttrain.needs import NEED_OF, Need
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.runs.reports import UpdateTokens
@@ -338,6 +338,23 @@ def update_tokens(batch: Batch, micro_batches: Sequence[Batch], observed: Observ
     }
     rollouts = [(draw, *name) for draw, name in zip(batch.draws, batch.names, strict=True)]
     return UpdateTokens(rollouts=rollouts, lengths=batch.num_sampled, columns=columns)
+
+
+def updated_tokens(policy: Policy, groups: CreditedGroups, objective: Objective, max_tokens: int) -> UpdateTokens:
+    """log π of all sampled tokens after a step's updates, the ratio, and where clipping would act in one more update.
+
+    `clipped` is left out if a term's clipping needs a column that was not computed before the updates.
+    """
+    logprobs = group_logprobs(policy, groups.groups, temperature=objective.temperature, max_tokens=max_tokens)
+    completions = completions_of(groups.groups)
+    columns = {"policy_logprobs": logprobs, "ratio": (logprobs - groups.columns.behaviour_logprobs).exp()}
+    clipping = [term for term in objective.algorithm.terms if term.clipped is not None]
+    if clipping and needs_of(clipping) <= {NEED_OF.get(name) for name in groups.columns.known}:
+        view = TokenView(logprobs=logprobs, rollout=completions.rollout, columns=groups.columns)
+        clipped = [term.read(term.clipped, view, owner=objective.owner) for term in clipping if term.clipped]
+        columns["clipped"] = torch.stack(clipped).any(dim=0)
+    rollouts = [(draw, *name) for draw, name in zip(completions.draws, completions.names, strict=True)]
+    return UpdateTokens(rollouts=rollouts, lengths=completions.num_sampled, columns=columns)
 
 
 @torch.no_grad()

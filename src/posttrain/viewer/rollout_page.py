@@ -15,7 +15,7 @@ from posttrain.viewer.rollout_answers import Alternative, Neighbours, Piece, Qua
 from posttrain.viewer.rollout_rows import require_step, row_names, shown_row
 
 Row = Mapping[str, Any]
-MOST_TOKENS = 20_000
+MOST_ROLLOUT_TOKENS = 20_000
 """Maximum tokens of a completion to show one by one."""
 
 
@@ -52,7 +52,13 @@ OF_UPDATE = (
     Coloured("returns", "return", "reward"),
     Coloured("weights", "token weight", ""),
 )
-"""Columns of token_columns/; `log π` is before the update, so a later update's value is after the earlier update."""
+"""Columns of an update in token_columns/; `log π` is before the update."""
+AFTER_UPDATES = {
+    "policy_logprobs": Coloured("updated_logprobs", "log π after the step", "nats"),
+    "ratio": Coloured("updated_ratio", "ratio π/μ after the step", "", 1.0),
+    "clipped": Coloured("updated_clipped", "clipped after the step", "yes or no"),
+}
+"""Columns of the rows after the last update."""
 GAPS = (("teacher_logprobs", "teacher gap"), ("reference_logprobs", "log π − log of the reference"))
 
 
@@ -65,10 +71,10 @@ def rollout_page(run: OpenedRun, source: Source, step: int, names: tuple[str, st
     place = order.index(names)
     row: Row = file.read(file.columns, place, 1).to_pylist()[0]
     tokens = row.get("tokens") or []
-    sampled = (row.get("sampled") or [True] * len(tokens))[:MOST_TOKENS]
-    if len(tokens) > MOST_TOKENS:
+    sampled = (row.get("sampled") or [True] * len(tokens))[:MOST_ROLLOUT_TOKENS]
+    if len(tokens) > MOST_ROLLOUT_TOKENS:
         faults.append(
-            f"only the first {MOST_TOKENS:,} of {len(tokens):,} tokens are shown one by one; the text is complete"
+            f"only the first {MOST_ROLLOUT_TOKENS:,} of {len(tokens):,} tokens are shown singly; the text is complete"
         )
     prompt, completion, alternatives = token_texts(run, row, sampled, faults)
     prompt_text, text, prefill = row["prompt"] or "", row["completion"] or "", prefill_of(run, row)
@@ -157,10 +163,10 @@ def offsets(run: OpenedRun, row: Row, text: str) -> list[int]:
     it to the token that completes it.
     """
     try:
-        spelled = run.pieces.spelled((row.get("tokens") or [])[:MOST_TOKENS])
+        spelled = run.pieces.spelled((row.get("tokens") or [])[:MOST_ROLLOUT_TOKENS])
     except Unreadable:
         return []
-    whole = len(spelled) < MOST_TOKENS
+    whole = len(spelled) < MOST_ROLLOUT_TOKENS
     last = len(spelled) - 1
     for left_out in (
         {last} if whole else set(),
@@ -231,22 +237,22 @@ def shown_quantity(drawn: Coloured, values: Sequence[Number], update: int | None
 
 
 def update_quantities(run: OpenedRun, step: int, row: Row, sampled: Sequence[bool]) -> list[Quantity]:
-    """What each update of the step computed for the tokens of a rollout; empty if it was not saved."""
+    """What each update of the step computed for the tokens of a rollout, and log π after the last one, where saved."""
     if step not in run.token_columns.steps():
         return []
     file = run.token_columns.file(step)
     found: list[Quantity] = []
     for place in places_of(run, step, row):
         computed: Row = file.read(file.columns, place, 1).to_pylist()[0]
-        found += of_update(computed, sampled)
+        found += after_updates(computed, sampled) if computed["update"] is None else of_update(computed, sampled)
     return found
 
 
 def places_of(run: OpenedRun, step: int, row: Row) -> list[int]:
-    """The rows of a rollout in token_columns/, update by update."""
+    """The rows of a rollout in token_columns/, update by update, and the row after the last update."""
     keys = run.token_columns.kept(step, ("draw", "sample", "update")).to_pylist()
-    wanted = [(key["update"], at) for at, key in enumerate(keys) if is_of(key, row) and key["update"] is not None]
-    return [at for _, at in sorted(wanted)]
+    wanted = [(key["update"] is None, key["update"] or 0, at) for at, key in enumerate(keys) if is_of(key, row)]
+    return [at for _, _, at in sorted(wanted)]
 
 
 def is_of(key: Row, row: Row) -> bool:
@@ -269,6 +275,13 @@ def of_update(computed: Row, sampled: Sequence[bool]) -> Iterator[Quantity]:
     for name, values in computed.items():
         if name not in known and name not in ("advantages", "behaviour_logprobs") and is_numbers(values):
             yield shown_quantity(Coloured(name, name.replace("_", " "), ""), over_all_tokens(values, sampled), update)
+
+
+def after_updates(computed: Row, sampled: Sequence[bool]) -> Iterator[Quantity]:
+    """The quantities of the policy after the last update."""
+    for column, drawn in AFTER_UPDATES.items():
+        if is_numbers(computed.get(column)):
+            yield shown_quantity(drawn, over_all_tokens(computed[column], sampled))
 
 
 def logprob_difference(policy: object, other: object, signed: float) -> float | None:

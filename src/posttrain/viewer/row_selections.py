@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Values = NDArray[Any]
 LOOK_SECONDS = 0.25
 """How long an answer looks through files before it says how far it is."""
+SAMPLINGS = {"greedy": True, "sampled": False}
 TERMS = ("reward", "advantage", "judged")
 """Numbers of a row that are not scores of a reward function."""
 
@@ -46,6 +47,8 @@ class RowQuery:
     text: str = ""
     """In the completion or the prompt, in any case."""
     evaluation: str = ""
+    sampling: str = ""
+    """`greedy` or `sampled`."""
     sort: str = ""
     """A term, `length` or `step`, with `-` before it from high to low."""
 
@@ -55,7 +58,8 @@ class RowQuery:
         ordered = self.sort.removeprefix("-")
         terms = [term_column(each) for each in (self.term, ordered) if each not in ("", "length", "step")]
         texts = ["prompt", "completion"] if self.text else []
-        return tuple(dict.fromkeys([*terms, *texts, *(["evaluation"] if self.evaluation else [])]))
+        named = [name for name, asked in (("evaluation", self.evaluation), ("greedy", self.sampling)) if asked]
+        return tuple(dict.fromkeys([*terms, *texts, *named]))
 
     @property
     def chooses(self) -> bool:
@@ -136,7 +140,9 @@ class Selection:
 
 
 def require_terms(query: RowQuery, opened: Mapping[int, StepFile]) -> None:
-    """Raises WrongQuery for a term or an order that no file has."""
+    """Raises WrongQuery for a term or an order that no file has, or an unknown sampling."""
+    if query.sampling and query.sampling not in SAMPLINGS:
+        raise WrongQuery(f"sampling = {query.sampling[:40]!r}: must be {' or '.join(SAMPLINGS)}")
     ordered = query.sort.removeprefix("-")
     for name, term in (("term", query.term), ("sort", "" if ordered in ("length", "step") else ordered)):
         known = not term or term in TERMS or any(f"score/{term}" in file.columns for file in opened.values())
@@ -157,6 +163,8 @@ def selected_rows(files: StepFiles, step: int, query: RowQuery) -> tuple[Values,
         matching &= np.any([equals(table, name, outcome) for name in columns if name in told], axis=0)
     if query.evaluation:
         matching &= equals(table, "evaluation", query.evaluation)
+    if query.sampling:
+        matching &= equals(table, "greedy", True) == SAMPLINGS[query.sampling]
     if query.term:
         matching &= within(numbers_of(table, term_column(query.term)), query.low, query.high)
     if query.bounds_length:
@@ -171,12 +179,12 @@ def selected_rows(files: StepFiles, step: int, query: RowQuery) -> tuple[Values,
     return rows, by if by is rows else by[rows]
 
 
-def equals(table: "pa.Table", name: str, text: str) -> Values:
+def equals(table: "pa.Table", name: str, value: str | bool) -> Values:
     import pyarrow.compute as compute
 
     if name not in table.column_names:
         return np.zeros(table.num_rows, dtype=bool)
-    return np.asarray(compute.fill_null(compute.equal(table[name], text), False))
+    return np.asarray(compute.fill_null(compute.equal(table[name], value), False))
 
 
 def contains(table: "pa.Table", name: str, text: str) -> Values:

@@ -29,7 +29,7 @@ from posttrain.viewer.rollout_rows import (
 from posttrain.viewer.step_files import StepFile
 
 Row = Mapping[str, Any]
-MOST_TOKENS, MOST_CHARACTERS = 4_000, 40_000
+MOST_GROUP_TOKENS, MOST_CHARACTERS = 4_000, 40_000
 """Maximum tokens per completion in a group; a rollout's own page has more."""
 SHORT = ("draw", "sample", "prompt_id", "prompt", "reward", "advantage", "evaluation", "greedy", "judged", "finish")
 OF_STEP = (
@@ -175,7 +175,7 @@ def group_rollout(run: OpenedRun, at: str, row: Row, parting: int, faults: list[
     """A rollout next to its siblings; it differs from them from the token `parting` on."""
     pieces: list[Piece] = []
     with noting(faults):
-        pieces = run.pieces.pieces((row.get("tokens") or [])[:MOST_TOKENS], row.get("sampled"))
+        pieces = run.pieces.pieces((row.get("tokens") or [])[:MOST_GROUP_TOKENS], row.get("sampled"))
     _, rollout = row_names(row)
     return GroupRollout(
         at=f"{at}/{rollout}",

@@ -59,7 +59,7 @@ class ShownRun:
         return BehaviourCurves(self.run)
 
     @cached_property
-    def pages(self) -> RowPages:
+    def row_pages(self) -> RowPages:
         return RowPages(self.run)
 
 
@@ -219,10 +219,11 @@ def row_page(asked: AskedFor) -> Answer:
         length_high=query_bound("length_high", query),
         text=query.get("text", ""),
         evaluation=query.get("evaluation", ""),
+        sampling=query.get("sampling", ""),
         sort=query.get("sort", ""),
     )
     offset = whole_number("offset", query.get("offset", "0"))
-    return asked.shown.pages.page(chosen, offset, whole_number("limit", query.get("limit", "100")))
+    return asked.shown.row_pages.page(chosen, offset, whole_number("limit", query.get("limit", "100")))
 
 
 def group(asked: AskedFor) -> Answer:

@@ -10,10 +10,12 @@ const REWARD = { full: 1, signed: true };
 const ADVANTAGE = { full: 2, signed: true };
 const ENTROPY = { full: 2, signed: false };
 const GAP = { full: 2, signed: true };
+const RATIO = { full: 0.2, signed: true, middle: 1 };
+const YES = { full: 1, signed: false };
 const SCALES = {
   ...{ reward: REWARD, advantage: ADVANTAGE, token_advantages: ADVANTAGE, token_values: REWARD, process_rewards: REWARD, token_rewards: REWARD },
   ...{ logprobs: NATS, cut_logprobs: NATS, policy_logprobs: NATS, reference_logprobs: NATS, teacher_logprobs: NATS, teacher_logprobs_gap: GAP, reference_logprobs_gap: GAP },
-  ...{ ratio: { full: 0.2, signed: true, middle: 1 }, clipped: { full: 1, signed: false }, kl: { full: 0.5, signed: false } },
+  ...{ ratio: RATIO, clipped: YES, kl: { full: 0.5, signed: false }, updated_logprobs: NATS, updated_ratio: RATIO, updated_clipped: YES },
   ...{ entropy: ENTROPY, entropies: ENTROPY, new_values: REWARD, values: REWARD, returns: REWARD },
 };
 

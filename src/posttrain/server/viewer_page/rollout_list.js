@@ -13,9 +13,10 @@ const SORTS = {
   rollouts: [["", "in order"], ["reward", "lowest reward"], ["-reward", "highest reward"], ...BY_LENGTH, ["-advantage", "highest advantage"], ["advantage", "lowest advantage"]],
   evaluations: [["", "in order"], ["judged", "wrong first"], ["-judged", "right first"], ...BY_LENGTH],
 };
-const FILTERS = ["evaluation", "outcome", "term", "low", "high", "length_low", "length_high", "text", "sort"];
+const FILTERS = ["evaluation", "sampling", "outcome", "term", "low", "high", "length_low", "length_high", "text", "sort"];
 const CLEARED = Object.fromEntries(FILTERS.map((name) => [name, ""]));
 const EVALUATIONS = [{ value: "", label: "all evaluations" }, ...["before", "brief", "after"].map((value) => ({ value, label: evaluationName(value) }))];
+const SAMPLINGS = [{ value: "", label: "greedy and sampled" }, { value: "sampled", label: "sampled" }, { value: "greedy", label: "greedy" }];
 
 // Pages of 100 rows by their number, asked for as they come into sight.
 function usePages(path, filters, version) {
@@ -126,7 +127,8 @@ function Filters({ head, query, source }) {
   const any = FILTERS.some((name) => query[name]);
   return html`<form class="filters" onSubmit=${(event) => event.preventDefault()} aria-label="filters">
     <${SearchField} places="the prompt or the completion" text=${query.text} onSearch=${(text) => choose({ text })} />
-    ${source === "evaluations" && html`<${Select} label="evaluation" options=${EVALUATIONS} value=${query.evaluation || ""} onChange=${(value) => choose({ evaluation: value })} />`}
+    ${source === "evaluations" && html`<${Select} label="evaluation" options=${EVALUATIONS} value=${query.evaluation || ""} onChange=${(value) => choose({ evaluation: value })} />
+      <${Select} label="sampling" options=${SAMPLINGS} value=${query.sampling || ""} onChange=${(value) => choose({ sampling: value })} />`}
     <${Select} label="outcome" options=${outcomes} value=${query.outcome || ""} onChange=${(value) => choose({ outcome: value })} />
     <${Select} label="score" options=${terms} value=${query.term || ""} onChange=${(value) => choose({ term: value, low: "", high: "" })} />
     ${query.term && html`${field("low", "from")}${field("high", "to")}`}${field("length_low", "tokens from")}${field("length_high", "to")}

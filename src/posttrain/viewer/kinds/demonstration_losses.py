@@ -9,7 +9,7 @@ from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.rollout_answers import Piece
 
 COLUMNS = ("example", "tokens", "learned", "logprobs")
-MOST_TOKENS = 4000
+MOST_EXAMPLE_TOKENS = 4000
 """Maximum tokens of a demonstration to show."""
 LACKS = "demonstrations/: no rows were held out, or an earlier version wrote this run without token losses"
 
@@ -45,8 +45,8 @@ def demonstration_row(
     run: OpenedRun, row: Mapping[str, object], first: Mapping[str, object], faults: list[str]
 ) -> DemonstrationRow:
     """A demonstration at a step, with its losses at the first step; without a tokenizer, tokens are numbers."""
-    tokens = [each for each in list_or_empty(row.get("tokens")) if isinstance(each, int)][:MOST_TOKENS]
-    learned = [bool(each) for each in list_or_empty(row.get("learned"))][:MOST_TOKENS]
+    tokens = [each for each in list_or_empty(row.get("tokens")) if isinstance(each, int)][:MOST_EXAMPLE_TOKENS]
+    learned = [bool(each) for each in list_or_empty(row.get("learned"))][:MOST_EXAMPLE_TOKENS]
     pieces = [Piece(text=f" {token}", id=token, special=False, sampled=True, partial=False) for token in tokens]
     with noting(faults):
         pieces = run.pieces.pieces(tokens, learned)
