@@ -108,7 +108,7 @@ def token_column_bytes(step: int, updates: Sequence[UpdateTokens], updated: Upda
     for number, update in numbered:
         draws, prompts, samples = zip(*update.rollouts, strict=True)
         names = {"draw": [*draws], "prompt_id": [*prompts], "sample": [*samples]}
-        numbers = {"step": [step] * len(draws), "update": [number] * len(draws)}
+        numbers: Columns = {"step": [step] * len(draws), "update": [number] * len(draws)}
         values = {
             name: [part.tolist() for part in column.split([*update.lengths])] for name, column in update.columns.items()
         }

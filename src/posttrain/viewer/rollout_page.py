@@ -4,6 +4,7 @@ import json
 from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from posttrain.rewards.parsing.tags import THINK
@@ -143,16 +144,23 @@ def token_texts(
         prompt = run.pieces.given(row.get("prompt_tokens") or [])
         completion = run.pieces.pieces((row.get("tokens") or [])[: len(sampled)], sampled)
         if row.get("alternative_tokens") is not None:
-            of_sampled = zip(row["alternative_tokens"], row.get("alternative_logprobs") or [], strict=False)
-            likeliest = iter([alternatives_at(run, tokens or [], logprobs or []) for tokens, logprobs in of_sampled])
+            likeliest = iter(alternatives_of(run, row["alternative_tokens"], row.get("alternative_logprobs") or []))
             alternatives = [next(likeliest, []) if own else [] for own in sampled]
     return prompt, completion, alternatives
 
 
-def alternatives_at(run: OpenedRun, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Alternative]:
+def alternatives_of(
+    run: OpenedRun, tokens: Sequence[Sequence[int] | None], logprobs: Sequence[Sequence[float] | None]
+) -> list[list[Alternative]]:
+    """The likeliest tokens at each sampled token, with their log-probs."""
+    pieces = iter(run.pieces.given([token for at in tokens for token in at or []]))
+    texts = [list(islice(pieces, len(at or []))) for at in tokens]
     return [
-        Alternative(text=piece["text"], id=piece["id"], logprob=json_number(logprob))
-        for piece, logprob in zip(run.pieces.given(tokens), logprobs, strict=False)
+        [
+            Alternative(text=piece["text"], id=piece["id"], logprob=json_number(logprob))
+            for piece, logprob in zip(of_token, numbers or [], strict=False)
+        ]
+        for of_token, numbers in zip(texts, logprobs, strict=False)
     ]
 
 

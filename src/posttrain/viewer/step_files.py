@@ -40,13 +40,33 @@ KEPT_FILES = 4096
 """Maximum number of cached footers."""
 KEPT_BYTES = 64 << 20
 """Maximum bytes of cached columns."""
+MOST_LAST_BYTES = 8 << 20
+"""Maximum bytes of the table that was read last."""
+
+
+class LastTable:
+    """The table that was read last from a folder: pages about one group read the same rows again and again."""
+
+    def __init__(self) -> None:
+        self._held: tuple[StepFile, list[int], pa.Table] | None = None
+
+    def find(self, file: "StepFile", groups: Sequence[int], names: Sequence[str]) -> "pa.Table | None":
+        """The columns of some row groups, if the table has them."""
+        if self._held is None or self._held[0] is not file or self._held[1] != [*groups]:
+            return None
+        table = self._held[2]
+        return table.select(names) if {*names} <= {*table.column_names} else None
+
+    def hold(self, file: "StepFile", groups: Sequence[int], table: "pa.Table") -> None:
+        if table.nbytes <= MOST_LAST_BYTES:
+            self._held = file, [*groups], table
 
 
 class StepFile:
     """One Parquet file."""
 
-    def __init__(self, path: Path, label: str, version: Stamp) -> None:
-        self.path, self.label, self.version = path, label, version
+    def __init__(self, path: Path, label: str, version: Stamp, last: LastTable) -> None:
+        self.path, self.label, self.version, self._last = path, label, version, last
         self.read_groups: set[int] = set()
         """Row groups read so far."""
         self._lengths: dict[int, Values] = {}
@@ -114,12 +134,17 @@ class StepFile:
         import pyarrow as pa
 
         wanted = [name for name in names if name in self.columns]
+        found = self._last.find(self, groups, wanted)
+        if found is not None:
+            return found
         try:
             with self._open() as file:
                 self.read_groups.update(groups)
-                return file.read_row_groups(groups, columns=wanted, use_threads=False)
+                table = file.read_row_groups(groups, columns=wanted, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise Unreadable(self.label, f"damaged ({first_line(error)})") from error
+        self._last.hold(self, groups, table)
+        return table
 
 
 def first_line(error: Exception) -> str:
@@ -161,6 +186,7 @@ class StepFiles:
         self._files: dict[int, tuple[Stamp, StepFile | Unreadable]] = {}
         self._columns: OrderedDict[tuple[int, Stamp, tuple[str, ...]], pa.Table] = OrderedDict()
         self._kept_bytes = 0
+        self._last = LastTable()
 
     def steps(self) -> list[int]:
         """Steps with a file, in order."""
@@ -190,7 +216,7 @@ class StepFiles:
 
     def _opened(self, path: Path, label: str, version: Stamp) -> StepFile | Unreadable:
         try:
-            file = StepFile(path, label, version)
+            file = StepFile(path, label, version, self._last)
             file.require(*self.needed)
         except Unreadable as fault:
             return fault

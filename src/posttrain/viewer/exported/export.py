@@ -1,7 +1,7 @@
 """An exported file: the viewer's page with as many answers about some runs as fit a size."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
@@ -146,7 +146,7 @@ def add_groups(runs: OpenedRuns, kept: list[KeptRun], waiting: dict[int, Iterato
             if group is None:
                 waiting.pop(each.at, None)
                 continue
-            answers, rows = group_answers(runs, each, group)
+            answers, rows = group_answers(runs, each, group, sized.texts)
             room = 2 * PLACE_OF_ROW * len(rows) + ROOM_FOR_LISTS  # in the list of the run and in that of the step
             if answers and sized.add(answers, reserve=room):
                 misses = 0
@@ -157,8 +157,10 @@ def add_groups(runs: OpenedRuns, kept: list[KeptRun], waiting: dict[int, Iterato
                 misses += 1
 
 
-def group_answers(runs: OpenedRuns, kept: KeptRun, group: Group) -> tuple[dict[str, object], list[ShownRollout]]:
-    """A group with its rollouts and its step, and the rows of its rollouts."""
+def group_answers(
+    runs: OpenedRuns, kept: KeptRun, group: Group, known: Collection[str]
+) -> tuple[dict[str, object], list[ShownRollout]]:
+    """A group with its rollouts, its step unless that address is known, and the rows of its rollouts."""
     source, step, name = group
     base = f"run/{kept.at}"
     found: dict[str, object] = {}
@@ -179,8 +181,9 @@ def group_answers(runs: OpenedRuns, kept: KeptRun, group: Group) -> tuple[dict[s
             row = reply["row"]
             assert isinstance(row, dict)
             rows.append(row)  # type: ignore[arg-type]  # a ShownRollout, as the page has it
-    if source == "rollouts" and (reply := exported_answer(runs, f"{base}/step/{step}")) is not None:
-        found[answer_address(f"{base}/step/{step}")] = reply
+    of_step = answer_address(f"{base}/step/{step}")
+    if source == "rollouts" and of_step not in known and (reply := exported_answer(runs, f"{base}/step/{step}")):
+        found[of_step] = reply
     return found, rows
 
 

@@ -15,6 +15,7 @@ STYLE = re.compile(r'<link rel="stylesheet" href="/page/([\w./-]+)">\n')
 SCRIPT = re.compile(r'<script src="/page/([\w./-]+)" (defer|type="module")></script>\n')
 ENDS_ELEMENT = re.compile(r"</(?=script|style)|<!--", re.IGNORECASE)
 """Text that would end a script or style, or change how the rest is parsed."""
+ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def page_html(answers: Mapping[str, str], shared: Iterable[str] = ()) -> str:
@@ -61,5 +62,5 @@ def digest(code: str) -> str:
 
 def embedded_json(value: object) -> str:
     """JSON that is safe inside a script element: ASCII, so halves of surrogate pairs survive, without tags."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    text = ENCODER.encode(value)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -32,9 +32,12 @@ class SharedValues:
         self.places: dict[str, int] = {}
         self.size = 0
         """Bytes in the file, with a comma each."""
+        self._tokens: dict[tuple[object, ...], int] = {}
+        """Places of tokens, which come again and again."""
 
     def forget_after(self, count: int) -> None:
         """Keep only the first values."""
+        self._tokens.clear()
         while len(self.places) > count:
             text, _ = self.places.popitem()
             self.size -= len(text) + 1
@@ -56,7 +59,7 @@ class SharedValues:
 
     def _list(self, values: list[object]) -> object:
         if all_of(values, PIECE):
-            return {"$": self._place({"$tokens": [self._place(each) for each in values]})}
+            return {"$": self._place({"$tokens": [self._token(cast(Piece, each)) for each in values]})}
         if all_of(values, LIKELY):
             return {"$likeliest": [each for one in values for each in self._likely(cast(Alternative, one))]}
         if len(values) >= LEAST_REPEATED and all(type(each) in (int, float, type(None)) for each in values):
@@ -68,7 +71,13 @@ class SharedValues:
         return [self.compact(each) for each in values]
 
     def _likely(self, one: Alternative) -> tuple[int, object]:
-        return self._place({"text": one["text"], "id": one["id"]}), self.compact(one["logprob"])
+        return self._token({"text": one["text"], "id": one["id"]}), self.compact(one["logprob"])
+
+    def _token(self, value: Mapping[str, object]) -> int:
+        key = tuple(value.values())
+        if key not in self._tokens:
+            self._tokens[key] = self._place(value)
+        return self._tokens[key]
 
     def _place(self, value: object) -> int:
         text = embedded_json(value)
@@ -80,7 +89,7 @@ class SharedValues:
 
 def all_of(values: Sequence[object], keys: frozenset[str]) -> bool:
     """Whether these are objects with these keys, at least one."""
-    return bool(values) and all(isinstance(each, Mapping) and each.keys() == keys for each in values)
+    return bool(values) and all(type(each) is dict and each.keys() == keys for each in values)
 
 
 def steps_between(numbers: Sequence[int]) -> list[int]:
