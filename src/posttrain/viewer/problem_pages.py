@@ -43,12 +43,13 @@ class ProblemIndex:
         steps: list[ProblemStep] = []
         columns, text = "", ""
         for source in SOURCES:
-            for step in self.run.files(source).steps():
+            files = self.run.files(source)
+            for step in files.steps():
                 with noting(faults):
                     if name not in self._in_file(source, step):
                         continue
-                    file = self.run.files(source).file(step)
-                    ids = [each or "" for each in file.read(["prompt_id"])["prompt_id"].to_pylist()]
+                    file = files.file(step)
+                    ids = [each or "" for each in files.kept(step, ("prompt_id",))["prompt_id"].to_pylist()]
                     places = [place for place, each in enumerate(ids) if each == name]
                     rows = rows_of(file, places, source, step)
                     evaluations = list(dict.fromkeys(row["evaluation"] for row in rows))

@@ -13,7 +13,7 @@ from posttrain.viewer.folder_files import Unreadable, json_number, json_value, m
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.read_spans import details_at, text_spans
 from posttrain.viewer.rollout_answers import Alternative, Neighbours, Piece, Quantity, RolloutPage, TurnEntry
-from posttrain.viewer.rollout_rows import require_step, row_names, shown_row
+from posttrain.viewer.rollout_rows import NAMES, require_step, row_names, shown_row
 
 Row = Mapping[str, Any]
 MOST_ROLLOUT_TOKENS = 20_000
@@ -66,7 +66,7 @@ GAPS = (("teacher_logprobs", "teacher gap"), ("reference_logprobs", "log π − 
 def rollout_page(run: OpenedRun, source: Source, step: int, names: tuple[str, str]) -> RolloutPage | None:
     """The rollout of that group and name; None if it does not exist.  Raises Unreadable."""
     file, faults = require_step(run.files(source), step), list[str]()
-    order = [row_names(row) for row in file.read(["draw", "sample", "evaluation", "greedy"]).to_pylist()]
+    order = [row_names(row) for row in run.files(source).kept(step, NAMES).to_pylist()]
     if names not in order:
         return None
     place = order.index(names)

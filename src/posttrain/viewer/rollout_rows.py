@@ -23,6 +23,8 @@ KEPT_SELECTIONS = 16
 ROW = ("draw", "sample", "prompt_id", "prompt", "completion", "finish", "reward", "advantage")
 EVALUATION = ("evaluation", "greedy", "judged")
 PREFIXES = ("score/", "outcome/")
+NAMES = ("draw", "sample", "evaluation", "greedy")
+"""Columns that `row_names` reads."""
 
 
 class RowPages:

@@ -40,35 +40,41 @@ KEPT_FILES = 4096
 """Maximum number of cached footers."""
 KEPT_BYTES = 64 << 20
 """Maximum bytes of cached columns."""
-MOST_LAST_BYTES = 8 << 20
-"""Maximum bytes of the table that was read last."""
+MOST_RECENT_BYTES = 8 << 20
+"""Maximum bytes of whole row groups that were read recently."""
 
 
-class LastTable:
-    """The table that was read last from a folder: pages about one group read the same rows again and again."""
+class RecentTables:
+    """Row groups of a folder that were read recently: pages about one group read the same ones again and again."""
 
     def __init__(self) -> None:
-        self._held: tuple[StepFile, list[int], pa.Table] | None = None
+        self._held: OrderedDict[tuple[StepFile, tuple[int, ...]], pa.Table] = OrderedDict()
+        self._bytes = 0
 
     def find(self, file: "StepFile", groups: Sequence[int], names: Sequence[str]) -> "pa.Table | None":
-        """The columns of some row groups, if the table has them."""
-        if self._held is None or self._held[0] is not file or self._held[1] != [*groups]:
+        """These columns of some row groups; None if they are not held."""
+        table = self._held.get((file, tuple(groups)))
+        if table is None or not {*names} <= {*table.column_names}:
             return None
-        table = self._held[2]
-        return table.select(names) if {*names} <= {*table.column_names} else None
+        self._held.move_to_end((file, tuple(groups)))
+        return table.select(names)
 
     def hold(self, file: "StepFile", groups: Sequence[int], table: "pa.Table") -> None:
-        if table.nbytes <= MOST_LAST_BYTES:
-            self._held = file, [*groups], table
+        """Keep a table in place of one with fewer columns; the oldest ones make room."""
+        replaced = self._held.pop((file, tuple(groups)), None)
+        self._bytes += table.nbytes - (0 if replaced is None else replaced.nbytes)
+        self._held[file, tuple(groups)] = table
+        while self._bytes > MOST_RECENT_BYTES:
+            self._bytes -= self._held.popitem(last=False)[1].nbytes
 
 
 class StepFile:
     """One Parquet file."""
 
-    def __init__(self, path: Path, label: str, version: Stamp, last: LastTable) -> None:
-        self.path, self.label, self.version, self._last = path, label, version, last
+    def __init__(self, path: Path, label: str, version: Stamp, recent: RecentTables) -> None:
+        self.path, self.label, self.version, self._recent = path, label, version, recent
         self.read_groups: set[int] = set()
-        """Row groups read so far."""
+        """Row groups that pages needed so far."""
         self._lengths: dict[int, Values] = {}
         file = self._open()
         schema, self.num_rows = file.schema_arrow, file.metadata.num_rows
@@ -134,16 +140,16 @@ class StepFile:
         import pyarrow as pa
 
         wanted = [name for name in names if name in self.columns]
-        found = self._last.find(self, groups, wanted)
+        self.read_groups.update(groups)
+        found = self._recent.find(self, groups, wanted)
         if found is not None:
             return found
         try:
             with self._open() as file:
-                self.read_groups.update(groups)
                 table = file.read_row_groups(groups, columns=wanted, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise Unreadable(self.label, f"damaged ({first_line(error)})") from error
-        self._last.hold(self, groups, table)
+        self._recent.hold(self, groups, table)
         return table
 
 
@@ -186,7 +192,7 @@ class StepFiles:
         self._files: dict[int, tuple[Stamp, StepFile | Unreadable]] = {}
         self._columns: OrderedDict[tuple[int, Stamp, tuple[str, ...]], pa.Table] = OrderedDict()
         self._kept_bytes = 0
-        self._last = LastTable()
+        self._recent = RecentTables()
 
     def steps(self) -> list[int]:
         """Steps with a file, in order."""
@@ -216,7 +222,7 @@ class StepFiles:
 
     def _opened(self, path: Path, label: str, version: Stamp) -> StepFile | Unreadable:
         try:
-            file = StepFile(path, label, version, self._last)
+            file = StepFile(path, label, version, self._recent)
             file.require(*self.needed)
         except Unreadable as fault:
             return fault

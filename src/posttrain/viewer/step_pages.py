@@ -19,6 +19,7 @@ from posttrain.viewer.rollout_answers import (
     StepRow,
 )
 from posttrain.viewer.rollout_rows import (
+    NAMES,
     PROMPT_CHARACTERS,
     filter_choices,
     require_step,
@@ -136,14 +137,16 @@ def outcome_of(row: Row) -> str:
 
 def group_page(run: OpenedRun, source: Source, step: int, group: str) -> GroupPage | None:
     """All rollouts of a group; None if the step does not have this group.  Raises Unreadable."""
+    import pyarrow as pa
+
     file = require_step(run.files(source), step)
-    order = file.read(["draw", "sample", "evaluation", "greedy"]).to_pylist()
+    order = run.files(source).kept(step, NAMES).to_pylist()
     groups = list(dict.fromkeys(row_names(row)[0] for row in order))
     if group not in groups:
         return None
     places = [place for place, row in enumerate(order) if row_names(row)[0] == group]
     table = file.read(file.columns, places[0], places[-1] + 1 - places[0])
-    rows = table.take([place - places[0] for place in places]).to_pylist()
+    rows = table.take(pa.array([place - places[0] for place in places], "int64")).to_pylist()
     faults: list[str] = []
     at = groups.index(group)
     sequences = [row.get("tokens") or [] for row in rows]
