@@ -24,8 +24,8 @@ RUN = Path("runs/planted-hack")
 KEPT = ROOT / "src" / "posttrain" / "assets" / "planted-hack"
 LEFT_OUT = shutil.ignore_patterns("checkpoints", "model", ".posttrain.lock")
 MOST_BYTES = 2_000_000
-FULL_STEPS = (1, 17, 20, 30)
-"""Steps whose likeliest tokens and token columns are kept: those of alarms, the first and the best."""
+FULL_STEPS = (1, 17, 30)
+"""Steps whose likeliest tokens and token columns are kept: those of alarms, and the first."""
 
 
 CLAIM = "!\n</think>"

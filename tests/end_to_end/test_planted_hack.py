@@ -11,6 +11,7 @@ from posttrain.config import as_recipe
 from posttrain.rewards.countdown import Outcome, countdown_outcome, puzzle
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.rollout_page import rollout_page
+from posttrain.viewer.run_overview import alarm_entries
 from tests.support.runs import records
 
 ROOT = Path(__file__).parents[2]
@@ -68,4 +69,25 @@ def test_what_its_reward_read_is_marked_and_alarmed_steps_have_their_alternative
     page = rollout_page(run, "rollouts", 17, ("0", "0"))
     assert page is not None
     names = {each["name"].partition(".")[0] for each in page["quantities"]}
-    assert names >= {"logprobs", "policy_logprobs", "ratio", "clipped"}
+    assert names >= {
+        "logprobs",
+        "policy_logprobs",
+        "ratio",
+        "clipped",
+        "updated_logprobs",
+        "updated_ratio",
+        "updated_clipped",
+    }
+    silent = rollout_page(run, "rollouts", 30, ("0", "0"))
+    assert silent is not None
+    assert "updated_logprobs" in {each["name"] for each in silent["quantities"]}, "also in groups without a signal"
+
+
+def test_the_alarm_about_held_out_completions_opens_those_with_its_outcome() -> None:
+    run = OpenedRun(FOLDER)
+    [alarm] = [each for each in alarm_entries(run, []) if each["name"].startswith("held-out")]
+    places = [link["at"].split("/") for link in alarm["links"]]
+    assert len(places) == 8
+    assert {(source, step) for source, step, _, _ in places} == {("evaluations", "30")}
+    pages = [rollout_page(run, "evaluations", 30, (group, sample)) for _, _, group, sample in places]
+    assert {page["row"]["outcomes"]["countdown"] for page in pages if page} == {"wrong_numbers"}

@@ -98,7 +98,7 @@ def test_runs_without_common_problems_are_compared_by_their_curves(window: Brows
     with viewing(reward_model(tmp_path / "a"), reward_model(tmp_path / "b")) as server:
         window.open(f"{server.address}&/compare?a=0&b=1")
         window.until(LOADED)
-        window.until("document.querySelector('main').innerText.includes('Only curves are compared')")
+        window.until("document.querySelector('main').innerText.includes('Only the curves are compared')")
         assert window.run("document.querySelectorAll('table').length") == 0
 
 

@@ -36,7 +36,7 @@ export function BehavioursView({ run, query, version }) {
     ${error && html`<${Fault} text=${error} />`}${!data && !error && html`<${Skeleton} lines=${10} />`}
     ${data && data.faults.map((text) => html`<${Fault} text=${text} />`)}
     ${data && !data.done && html`<p class="note" role="status">Read ${number(data.read)} of ${number(data.of_files)} files.</p>`}
-    ${data && data.done && !known.length && html`<${Empty}>No completions were kept.<//>`}
+    ${data && data.done && !known.length && html`<${Empty}>This run has no completions.<//>`}
     <section class="panels behaviours">${known.map((one) => html`<${Behaviour} key=${one.name} run=${run} one=${one} query=${query} />`)}</section>`;
 }
 

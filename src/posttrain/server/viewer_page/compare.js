@@ -24,7 +24,7 @@ function Compared({ found, query }) {
   const [a, b] = [plain(found.a.name), plain(found.b.name)];
   return html`<section class="panels" aria-label="curves of both runs">${found.curves.map((panel) => html`<${Chart} key=${panel.panel} title=${panel.panel} unit=${panel.unit}
       lines=${coloured(panel.lines, found.a.name)} percents=${panel.scale === "share"} sync="compare" />`)}</section>
-    ${!found.problems.length ? html`<p class="note">Only curves are compared: the two runs share no held-out problem with completions.</p>` : html`<${Section} id="test" title="Held-out problems" note="Solved: most completions are right after training.">
+    ${!found.problems.length ? html`<p class="note">Only the curves are compared: the runs have no held-out problems in common.</p>` : html`<${Section} id="test" title="Held-out problems" note="Solved: most completions are right after training.">
       <div class="scroll fit"><table class="rows square"><thead><tr><td></td><th scope="col">${b} solves</th><th scope="col">${b} does not</th></tr></thead><tbody>
         <tr><th scope="row">${a} solves</th><td class="n">${number(found.both)}</td><td class="n heat-n2">${number(found.only_a)}</td></tr>
         <tr><th scope="row">${a} does not</th><td class="n heat-p2">${number(found.only_b)}</td><td class="n">${number(found.neither)}</td></tr></tbody></table></div>

@@ -13,11 +13,11 @@ const ROUNDING = 1e-8; // smaller differences of values are errors of value iter
 
 // What the numbers of summary.json are called here, and what they say.
 const FACTS = {
-  gap: ["gap to the demonstrations", "Largest difference between a feature of the demonstrations and what is expected of the learned policy"],
+  gap: ["gap to the demonstrations", "Largest difference between a feature of the demonstrations and its expected value under the learned policy"],
   least_gap: ["smallest possible gap", "The smallest gap that any policy can reach"],
-  visits_gap: ["gap in visits", "Largest difference in visits of a state, when the learned policy is carried out"],
-  value_lost: ["value lost", "Value of the expert's policy less that of the learned policy, under the expert's reward"],
-  value_lost_greedy: ["value lost, greedy policy", "The same if the learned policy always takes its likeliest action"],
+  visits_gap: ["gap in visits", "Largest difference in visits of a state when the learned policy acts"],
+  value_lost: ["value lost", "Value of the expert's policy minus that of the learned policy, under the expert's reward"],
+  value_lost_greedy: ["value lost, greedy policy", "The same, if the learned policy always takes its most likely action"],
   steps_per_episode: ["steps per episode", "Expected steps of an episode of the learned policy"],
 };
 
@@ -31,7 +31,7 @@ function Grid({ run, page }) {
   return html`${page.lacks.map((text) => html`<p class="note" key=${text}>${plain(text)}</p>`)}
     ${facts.length > 0 && html`<dl class="facts">${facts.map(([name, value]) => html`<${Fact} key=${name} name=${FACTS[name] ? FACTS[name][0] : words(name)} title=${FACTS[name] && FACTS[name][1]}>${number(Math.abs(value) < ROUNDING ? 0 : value)}<//>`)}</dl>`}
     ${page.maps.length ? html`<p class="note">${page.is_grid ? "Each cell is a state." : "This world is not a grid: states by number, left to right."}${
-        page.terminal.length > 0 && " A cross ends an episode."} Each reward has its own scale; visits share one.</p>
+        page.terminal.length > 0 && " A cross marks a state that ends the episode."} Each reward has its own scale; visits share one.</p>
       <div class="worlds">${page.maps.map((map) => html`<${World} key=${map.name} page=${page} title=${map.name} map=${map} />`)}
         ${page.arrows.map((one) => html`<${World} key=${one.name} page=${page} title=${one.name} arrows=${one.steps} />`)}</div>` : html`<${Empty}>No reward yet.<//>`}
     ${page.curves.length > 0 && html`<${Section} id="fit" title="The fit" note="By iteration."><div class="panels">${page.curves.map((panel) => html`<${Chart}

@@ -10,8 +10,8 @@ import { Pieces, PlainText } from "./tokens.js";
 const ORDERS = {
   "": ["highest reward first", (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity)],
   low: ["lowest reward first", (a, b) => (a.reward ?? Infinity) - (b.reward ?? Infinity)],
-  drawn: ["as drawn", (a, b) => a.sample - b.sample],
-  parts: ["first to part first", (a, b) => a.parts_at - b.parts_at],
+  drawn: ["sample order", (a, b) => a.sample - b.sample],
+  parts: ["earliest difference first", (a, b) => a.parts_at - b.parts_at],
   long: ["longest first", (a, b) => b.pieces.length - a.pieces.length],
 };
 const TOKENS_IN_A_CARD = 1500;

@@ -31,8 +31,8 @@ function HeldOut({ run, page, query }) {
     <div class="bar"><${Choice} label="Show" name="change" value=${change} options=${options} onChange=${(value) => choose({ change: value })} /></div>
     <form class="filters" onSubmit=${(event) => event.preventDefault()}><${SearchField} places="the prompt or its id" text=${query.text}
       onSearch=${(text) => choose({ text })} /></form>
-    <${Section} id="problems" title=${counted(problems.length, "problem")} note="Solved: most completions are right. Squares: share of right completions before, along the way and after.">
-      ${problems.length ? html`<${Table} run=${run} problems=${problems.slice(0, limit)} />` : html`<${Empty}>No problem matches.<//>`}
+    <${Section} id="problems" title=${counted(problems.length, "problem")} note="Solved: most completions are right. Squares: share of right completions before, during and after training.">
+      ${problems.length ? html`<${Table} run=${run} problems=${problems.slice(0, limit)} />` : html`<${Empty}>No problems match.<//>`}
       ${problems.length > limit && html`<p class="note"><button type="button" class="plain" onClick=${() => choose({ limit: limit + 500 })}>Show more</button></p>`}<//>`;
 }
 

@@ -73,7 +73,7 @@ function Shown({ parts, query, run, runs, faults, live }) {
   const [place, , name = ""] = parts;
   const Page = place === "run" ? run && pageOf(run, name) : pages[place];
   if (!parts.length) return html`<${RunList} runs=${runs} faults=${faults} query=${query} />`;
-  if (!Page) return html`<${Empty}>This address names nothing here. <a href="#/">All runs</a><//>`;
+  if (!Page) return html`<${Empty}>There is no page at this address. <a href="#/">All runs</a><//>`;
   return html`<${Page} key=${place + name} run=${run} runs=${runs} rest=${parts.slice(place === "run" ? 3 : 1)} query=${query} runs=${runs}
     version=${version} />`;
 }
@@ -91,10 +91,10 @@ function Header({ parts, run, runs }) {
   const keys = useRef(null);
   const page = parts[2] || "";
   return html`<header class="top"><a class="skip" href="#page" onClick=${skip}>Skip to the page</a>
-    <nav class="crumbs" aria-label="where this is"><a class="brand" href="#/">posttrain</a>
+    <nav class="crumbs" aria-label="breadcrumbs"><a class="brand" href="#/">posttrain</a>
       ${crumbs(parts, run).map(([label, address]) => html`<span aria-hidden="true">›</span><a href=${address} key=${address}>${label}</a>`)}
       ${run && html`<${State} state=${run.state} />`}</nav>
-    <div class="tools"><button type="button" data-key="t" onClick=${nextTheme} title="colours: as the system says, light or dark (t)">${{ system: "◐ system", light: "○ light", dark: "● dark" }[theme]}</button>
+    <div class="tools"><button type="button" data-key="t" onClick=${nextTheme} title="colours: system, light or dark (t)">${{ system: "◐ system", light: "○ light", dark: "● dark" }[theme]}</button>
       <button type="button" data-key="?" aria-label="keys" title="keys (?)" onClick=${() => keys.current.showModal()}>?</button></div>
     ${run && html`<nav class="tabs" aria-label="pages of this run">${tabsOf(run, runs).map((tab, place) => html`<a key=${tab.page}
       data-key=${place < 9 ? place + 1 : undefined} href=${tab.href} aria-current=${tab.holds.includes(page) ? "page" : undefined}

@@ -10,7 +10,7 @@ const SHOWN = 1000;
 
 export function StepTable({ run, query, version }) {
   return html`<${Section} id="steps" title="Steps"><${Answer} path=${`/api/run/${run}/steps?source=rollouts`} version=${version}>
-    ${({ steps }) => (steps.length ? html`<${Table} run=${run} steps=${steps} limit=${Number(query.limit) || SHOWN} />` : html`<${Empty}>No rollouts were kept yet.<//>`)}<//><//>`;
+    ${({ steps }) => (steps.length ? html`<${Table} run=${run} steps=${steps} limit=${Number(query.limit) || SHOWN} />` : html`<${Empty}>No rollouts yet.<//>`)}<//><//>`;
 }
 
 function Table({ run, steps, limit }) {

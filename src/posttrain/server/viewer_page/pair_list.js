@@ -46,7 +46,7 @@ function Pair({ row }) {
       <span class="n">margin <b>${signed(row.margin)}</b></span>${row.judge && html`<span class="muted">judged by ${plain(row.judge)}</span>`}</header>
     ${row.prompt && html`<div class="tokens asked"><${Visible} text=${row.prompt} spaces=${false} /></div>`}
     <div class="sides">${["chosen", "rejected"].map((side) => html`<section key=${side} aria-label=${side}>
-      <h3>${row.tie ? { chosen: "one", rejected: "other" }[side] : side} <span class="n">${number(row[side + "_score"])}</span></h3>
+      <h3>${row.tie ? { chosen: "first", rejected: "second" }[side] : side} <span class="n">${number(row[side + "_score"])}</span></h3>
       <div class="tokens"><${Visible} text=${row[side]} spaces=${false} /></div></section>`)}</div></article>`;
 }
 

@@ -78,7 +78,7 @@ export function SearchField({ places, text = "", onSearch }) {
 // A text with white space and unseen characters marked, always as text.
 export function Visible({ text, spaces = true }) {
   return visibleParts(text, spaces).map((part) => {
-    if (part.kind === "unseen") return html`<span class="unseen" title="a character that is not seen">${part.text}</span>`;
+    if (part.kind === "unseen") return html`<span class="unseen" title="an invisible character">${part.text}</span>`;
     if (part.kind === "newline") return html`<span class="newline" aria-hidden="true"></span>${"\n"}`;
     if (part.kind === "space") return html`<span class="space"> </span>`;
     if (part.kind === "tab") return html`<span class="tab">${"\t"}</span>`;

@@ -25,7 +25,7 @@ function Problems({ run, found, query }) {
   const { problems: matching } = found;
   return html`<p class="note" role="status">${counted(found.total, "problem")}${query.text && " match"}${
       found.problems.length < found.total ? `; the first ${number(found.problems.length)} are listed` : ""}</p>
-    ${!matching.length ? html`<${Empty}>No problem matches.<//>` : html`<div class="scroll"><table class="rows"><thead><tr><th>problem</th><th>prompt</th>
+    ${!matching.length ? html`<${Empty}>No problems match.<//>` : html`<div class="scroll"><table class="rows"><thead><tr><th>problem</th><th>prompt</th>
       <th class="n">asked</th><th class="n">first</th><th class="n">last</th><th>over training</th></tr></thead><tbody>
       ${matching.slice(0, limit).map((one) => html`<${ProblemRow} key=${one.prompt_id} run=${run} one=${one} />`)}</tbody></table></div>`}
     ${matching.length > limit && html`<p class="note"><button type="button" class="plain" onClick=${() => choose({ limit: limit + 500 })}>Show more</button></p>`}`;
@@ -53,7 +53,7 @@ function Problem({ run, page }) {
   return html`<h1 tabindex="-1">${plain(page.prompt_id)}</h1><section class="text" aria-label="prompt"><${PlainText} text=${page.prompt} spaces=${false} /></section>
     ${page.columns && html`<details><summary>Row of the data set</summary><pre class="code">${plain(page.columns)}</pre></details>`}
     ${page.steps.length > 1 && html`<section class="panels one"><${Chart} title="Mean score" unit=${lines.length === 1 && lines[0].name} lines=${lines} sync="problem" onOpen=${open} /></section>`}
-    ${greedy && html`<p class="note">Means count sampled completions only, not the greedy ones.</p>`}
+    ${greedy && html`<p class="note">Means leave out greedy completions.</p>`}
     <p class="key">${Object.entries(colours).map(([name, colour]) => html`<${Outcome} key=${name} name=${name} colour=${colour} />`)}</p>
     ${page.steps.map((step) => html`<section class="asked-at" key=${step.source + step.step + step.evaluation} data-step=${step.step}>
       <h2><a data-item href=${link(["run", run.run, "group", step.source, step.step, step.rows[0] ? step.rows[0].group : ""])}>Step ${step.step}</a>

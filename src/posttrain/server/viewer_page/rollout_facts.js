@@ -14,7 +14,7 @@ export function Facts({ page }) {
     ${Object.entries(row.outcomes).map(([name, outcome]) => html`<${Fact} key=${name} name=${plain(name)}>
       <${Outcome} name=${outcome} colour=${outcomeColour(outcome)} /><//>`)}
     ${Object.keys(row.scores).length > 1 && Object.entries(row.scores).map(([name, score]) => html`<${Fact} key=${"s" + name} name=${plain(name)}>${number(score)}<//>`)}
-    <${Fact} name="ends by">${words(row.finish)}<//><${Fact} name="tokens">${number(row.length)}<//>
+    <${Fact} name="finish">${words(row.finish)}<//><${Fact} name="tokens">${number(row.length)}<//>
     ${row.evaluation && html`<${Fact} name="evaluation">${evaluationName(row.evaluation)}${row.greedy && ", greedy"}<//>`}
     ${page.weights_version !== null && html`<${Fact} name="sampled after" title="optimiser updates of the weights that sampled it">${counted(page.weights_version, "update")}<//>`}
     ${row.replaced && html`<${Tag} tone="warn">its group was replaced<//>`}${page.failure && html`<${Tag} tone="warn">${plain(page.failure)}<//>`}</dl>`;
@@ -39,7 +39,7 @@ export function Reading({ page, at, chosen }) {
       ${!piece.sampled && html`<tr><th scope="row">given</th><td class="n">not sampled</td></tr>`}
       ${rows.map((one) => html`<tr key=${one.name} class=${one === chosen ? "on" : ""}><th scope="row" title=${one.unit}>${one.label.split(", update")[0]}</th>
         <td class=${"n " + paleOrHeat(one, at)}>${one.unit === "yes or no" ? (one.values[at] ? "yes" : "no") : number(one.values[at], 4)}${one.unit === "nats" && html`<span class="unit">nats</span>`}</td></tr>`)}</tbody></table>
-    ${updates.length > 0 && html`<p class="note">Numbers of updates are from update ${update} of the step, before it changed the weights.</p>`}
+    ${updates.length > 0 && html`<p class="note">Numbers of an update are those of update ${update} of the step, before it changed the weights.</p>`}
     ${alternatives.length > 0 && html`<h3>Likeliest tokens</h3><ol class="alternatives">${alternatives.map((one) => html`<li key=${one.id} class=${one.id === piece.id ? "on" : ""}>
       <code>${plain(JSON.stringify(one.text))}</code><span class="share-bar"><i style=${{ width: 100 * Math.exp(one.logprob) + "%" }}></i></span><span class="n">${share(Math.exp(one.logprob))}</span></li>`)}</ol>`}</section>`;
 }

@@ -63,13 +63,13 @@ export function RolloutList({ run, source, step, query, version, tall }) {
   }
   return html`${!exported && html`<${Filters} head=${head} query=${query} source=${source} />`}${head && (head.faults || []).map((text) => html`<${Fault} text=${text} />`)}
     ${head && !head.failed && html`<p class="note" role="status">${progress(head)}</p>`}
-    ${!head && html`<${Skeleton} lines=${10} />`}${head && head.done && !matches ? html`<${Empty}>No rollout matches these choices.<//>` : html`<div class=${"virtual" + (tall ? " tall" : "")} ref=${box}
+    ${!head && html`<${Skeleton} lines=${10} />`}${head && head.done && !matches ? html`<${Empty}>No rollouts match these filters.<//>` : html`<div class=${"virtual" + (tall ? " tall" : "")} ref=${box}
       data-scroller onScroll=${noted} role="table" aria-rowcount=${matches} aria-label="rollouts"><${Titles} cells=${cells} /><div role="rowgroup" style=${{ height: matches * ROW_PX + "px" }}>${rows}</div></div>`}`;
 }
 
 function progress(head) {
   const share = head.matches === head.total ? counted(head.total, "rollout") : `${number(head.matches)} of ${counted(head.total, "rollout")} match`;
-  return head.done ? share : `${share} so far; read ${number(head.looked_at)} of ${number(head.of_files)} files`;
+  return head.done ? share : `${share} so far; ${number(head.looked_at)} of ${number(head.of_files)} files searched`;
 }
 
 // j and k move over rows that may not be on the page yet.

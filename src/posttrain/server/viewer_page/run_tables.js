@@ -21,12 +21,12 @@ function seedOf(line) {
 }
 
 function Comparison({ run, page }) {
-  if (!page.variants.length) return html`<${Empty}>No run of this comparison is finished.<//>`;
+  if (!page.variants.length) return html`<${Empty}>No run of this comparison has finished yet.<//>`;
   const show = page.measure.startsWith("accuracy") ? percent : number;
   const place = Object.fromEntries(page.variants.map((one, at) => [one.variant, at]));
   const lines = page.curves.flatMap((panel) => panel.lines.map((line) => ({ ...line, colour: lineColour(place[line.name.split(", seed ")[0]] || 0), dash: DASHES[seedOf(line) % DASHES.length] })));
   return html`<p class="note">Budget of a run: ${plain(page.budget)}. Means over seeds, with 95% intervals over seeds.</p>
-    <div class="scroll"><table class="rows"><thead><tr><th>variant</th><th class="n">before</th><th class="n">after</th><th class="n" title="The mean after training, less that of the first variant">difference to the first</th>
+    <div class="scroll"><table class="rows"><thead><tr><th>variant</th><th class="n">before</th><th class="n">after</th><th class="n" title="The mean after training minus that of the first variant">difference to the first</th>
       <th class="n">greedy</th><th class="n">KL</th><th class="n">length</th><th class="n">tokens</th><th class="n">training</th><th class="n">memory</th></tr></thead>
       <tbody>${page.variants.map((one) => html`<${Variant} key=${one.variant} one=${one} show=${show} />`)}</tbody></table></div>
     ${lines.length > 0 && html`<section class="panels one"><${Chart} title=${words(page.measure)} unit="by tokens sampled" lines=${lines} percents=${show === percent} sync="comparison" /></section>`}
@@ -58,7 +58,7 @@ export function PhasesPage({ run, version }) {
   return html`<h1 tabindex="-1">Phases</h1><${Answer} path=${`/api/run/${run.run}/phases`} version=${version} lines=${12}>
     ${(page) => page.phases.length ? html`<div class="scroll"><table class="rows"><thead><tr><th>phase</th><th>command</th><th>state</th><th>measure</th>
       <th class="n">before</th><th class="n">after</th><th class="n">steps</th><th class="n">time</th></tr></thead>
-      ${page.phases.map((phase) => html`<${Phase} key=${phase.number} phase=${phase} />`)}</table></div>` : html`<${Empty}>No phase has begun.<//>`}<//>`;
+      ${page.phases.map((phase) => html`<${Phase} key=${phase.number} phase=${phase} />`)}</table></div>` : html`<${Empty}>No phase has started yet.<//>`}<//>`;
 }
 
 function Phase({ phase }) {

@@ -9,8 +9,8 @@ import { RolloutList } from "./rollout_list.js";
 import { OutcomeBar, ScoreStrip } from "./strips.js";
 
 const ORDERS = {
-  "": ["most spread first", (a, b) => (b.spread || 0) - (a.spread || 0)],
-  draw: ["in the order of prompts", (a, b) => a.draw - b.draw],
+  "": ["widest spread first", (a, b) => (b.spread || 0) - (a.spread || 0)],
+  draw: ["prompt order", (a, b) => a.draw - b.draw],
   best: ["highest mean first", (a, b) => (b.mean || 0) - (a.mean || 0)],
   worst: ["lowest mean first", (a, b) => (a.mean || 0) - (b.mean || 0)],
   long: ["longest first", (a, b) => (b.mean_length || 0) - (a.mean_length || 0)],
@@ -48,7 +48,7 @@ function Groups({ run, page, order }) {
   const scores = page.groups.flatMap((group) => group.rewards).filter((score) => score !== null);
   const [low, high] = [Math.min(...scores), Math.max(...scores)];
   const judged = Object.keys(colours).length > 0;
-  if (!groups.length) return html`<${Empty}>No rollouts of this step were kept.<//>`;
+  if (!groups.length) return html`<${Empty}>This step has no rollouts.<//>`;
   return html`<p class="key">${Object.entries(colours).map(([name, colour]) => html`<${Outcome} key=${name} name=${name} colour=${colour} />`)}
       <span class="note">Each dot is one reward, from ${number(low)} to ${number(high)}.</span></p>
     <div class="scroll"><table class="rows groups"><thead><tr><th class="n">group</th><th>prompt</th><th>rewards</th><th class="n">mean</th>
