@@ -56,7 +56,7 @@ OF_UPDATE = (
 """Columns of an update in token_columns/; `log π` is before the update."""
 AFTER_UPDATES = {
     "policy_logprobs": Coloured("updated_logprobs", "log π after the step", "nats"),
-    "ratio": Coloured("updated_ratio", "ratio π/μ after the step", "", 1.0),
+    "ratio": Coloured("updated_ratio", "ratio after the step", "", 1.0),
     "clipped": Coloured("updated_clipped", "clipped after the step", "yes or no"),
 }
 """Columns of the rows after the last update."""
