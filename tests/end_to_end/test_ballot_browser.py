@@ -53,7 +53,7 @@ def test_keys_and_buttons_vote_undo_and_end(window: Browser, tmp_path: Path) -> 
         window.until("!document.getElementById('done').hidden")
         assert window.run("document.getElementById('vote-left').disabled")
         window.click("end")
-        window.until("document.getElementById('said').textContent.startsWith('Ended')")
+        window.until("document.getElementById('said').textContent.startsWith('Finished')")
         assert server.ended.is_set()
     kept = votes(tmp_path)
     assert set(kept[:2]) <= {"first", "second"}

@@ -214,8 +214,9 @@ def rollout_quantities(row: Row, sampled: Sequence[bool]) -> Iterator[Quantity]:
     if row.get("token_advantages") is None and json_number(row.get("advantage")) is not None:
         yield shown_quantity(OF_ROLLOUT[0], over_all_tokens([row["advantage"]] * len(sampled), sampled))
     for each in OF_ROLLOUT:
-        if row.get(each.column) is not None:
-            yield shown_quantity(each, over_all_tokens(row[each.column], sampled))
+        values = over_all_tokens(row.get(each.column), sampled)
+        if any(value is not None for value in values):  # process rewards of an unmarked completion are all NaN
+            yield shown_quantity(each, values)
     for name in row:
         if name.startswith("marks/") and (values := marks_on_tokens(row[name])):
             function = name.removeprefix("marks/")

@@ -34,12 +34,13 @@ export function Reading({ page, at, chosen }) {
   const update = chosen?.update ?? Math.max(...updates);
   const shown = page.quantities.filter((one) => one.update === undefined || one.update === update);
   const rows = shown.filter((one) => one.values[at] !== null && one.values[at] !== undefined);
+  const ofUpdate = shown.filter((one) => one.update !== undefined).map((one) => one.label.split(", update")[0]);
   return html`<section class="reading-box" aria-live="off" aria-label="token"><h2>Token ${at} <code>${tokenName(piece)}</code></h2>
     <table class="pairs"><tbody><tr><th scope="row">id</th><td class="n">${piece.id}</td></tr>
       ${!piece.sampled && html`<tr><th scope="row">given</th><td class="n">not sampled</td></tr>`}
       ${rows.map((one) => html`<tr key=${one.name} class=${one === chosen ? "on" : ""}><th scope="row" title=${one.unit}>${one.label.split(", update")[0]}</th>
         <td class=${"n " + paleOrHeat(one, at)}>${one.unit === "yes or no" ? (one.values[at] ? "yes" : "no") : number(one.values[at], 4)}${one.unit === "nats" && html`<span class="unit">nats</span>`}</td></tr>`)}</tbody></table>
-    ${updates.length > 0 && html`<p class="note">Numbers of an update are those of update ${update} of the step, before it changed the weights.</p>`}
+    ${updates.length > 0 && html`<p class="note">From update ${update} of the step, before it changed the weights: ${ofUpdate.join(", ")}.</p>`}
     ${alternatives.length > 0 && html`<h3>Likeliest tokens</h3><ol class="alternatives">${alternatives.map((one) => html`<li key=${one.id} class=${one.id === piece.id ? "on" : ""}>
       <code>${plain(JSON.stringify(one.text))}</code><span class="share-bar"><i style=${{ width: 100 * Math.exp(one.logprob) + "%" }}></i></span><span class="n">${share(Math.exp(one.logprob))}</span></li>`)}</ol>`}</section>`;
 }
