@@ -14,7 +14,7 @@ from pyarrow import parquet
 from posttrain.server.viewer_routes import PAGE
 from posttrain.viewer.folder_files import Unreadable
 from posttrain.viewer.row_selections import WrongQuery
-from posttrain.viewer.viewer_answers import ADDRESSES, NoSuchAnswer, OpenedRuns, viewer_answer
+from posttrain.viewer.viewer_responses import ADDRESSES, NoSuchResponse, OpenedRuns, viewer_response
 from tests.support.viewed_folders import add_line, add_step, ask, requested, viewing, write_rows, write_run
 
 
@@ -150,9 +150,9 @@ def test_a_damaged_file_is_a_line_on_the_page_and_never_an_error_of_the_server(
     for each in ASKED:
         path, _, query = each.partition("?")
         try:
-            found = viewer_answer(opened, path, dict(pair.split("=") for pair in query.split("&") if pair))
+            found = viewer_response(opened, path, dict(pair.split("=") for pair in query.split("&") if pair))
             told += json.dumps(found, allow_nan=False)
-        except (Unreadable, NoSuchAnswer) as fault:
+        except (Unreadable, NoSuchResponse) as fault:
             told += str(fault)
     assert "\n" not in told
     noticed = {"empty": name.endswith((".parquet", "tokenizer.json"))}
@@ -247,7 +247,7 @@ def test_odd_rows_are_no_error_of_the_server(odd: str, source: str, tmp_path: Pa
         name, _, query = path.partition("?")
         try:
             assert ask(run, path=name, **dict(pair.split("=") for pair in query.split("&") if pair))
-        except NoSuchAnswer:
+        except NoSuchResponse:
             assert "group" in path or "rollout" in path or "id=" in path
 
 
@@ -295,4 +295,4 @@ def test_every_address_of_the_table_is_asked_here() -> None:
     known = ("pairs", "demonstrations", "grid", "comparison", "phases", "picture")
     assert [each for each in ours if not any(name in each for name in known)] == []
     with pytest.raises(WrongQuery):
-        viewer_answer(OpenedRuns.of([]), "compare", {})
+        viewer_response(OpenedRuns.of([]), "compare", {})

@@ -9,7 +9,7 @@ import posttrain
 from posttrain.irl_runs.run import recover
 from posttrain.viewer.exported.export import export_runs
 from posttrain.viewer.run_folders import run_folders
-from posttrain.viewer.viewer_answers import OpenedRuns
+from posttrain.viewer.viewer_responses import OpenedRuns
 from tests.support.browser import VARIABLE, Browser, browser, chromium
 from tests.support.hostile_texts import HOSTILE
 from tests.support.kind_folders import KINDS, reward_model

@@ -20,9 +20,9 @@ from posttrain.errors import UserError
 from posttrain.viewer.exported.chosen_rollouts import alarmed_groups, evenly
 from posttrain.viewer.exported.export import ExportedFile, export_runs
 from posttrain.viewer.exported.module_bundle import bundled_script
-from posttrain.viewer.exported.size_limit import SizedAnswers, size_in_bytes
+from posttrain.viewer.exported.size_limit import SizedResponses, size_in_bytes
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.viewer_answers import OpenedRuns, viewer_answer
+from posttrain.viewer.viewer_responses import OpenedRuns, viewer_response
 from tests.support.hostile_texts import HOSTILE
 from tests.support.refusals import refused
 from tests.support.viewed_folders import step_rows, write_rows, write_run
@@ -67,14 +67,14 @@ class Elements(HTMLParser):
         self.parts = None
 
 
-def answers_of(page: str) -> dict[str, Any]:
-    (data,) = (text for _, attributes, text in Elements(page).inside if attributes.get("id") == "answers")
+def responses_of(page: str) -> dict[str, Any]:
+    (data,) = (text for _, attributes, text in Elements(page).inside if attributes.get("id") == "responses")
     file = json.loads(data)
-    return {path: restored(value, file["shared"]) for path, value in file["answers"].items()}
+    return {path: restored(value, file["shared"]) for path, value in file["responses"].items()}
 
 
 def restored(value: Any, shared: list[Any]) -> Any:
-    """What `exported_answers.js` makes of a value."""
+    """What `exported_responses.js` makes of a value."""
 
     def again(each: Any) -> Any:
         return restored(each, shared)
@@ -130,17 +130,17 @@ def test_modules_are_bundled_after_what_they_import_and_share_no_name() -> None:
 def test_a_file_is_within_its_size_and_counts_what_it_leaves_out(limit: int, run: Path) -> None:
     made = exported(run, limit)
     assert len(made.html.encode()) <= limit
-    answers = answers_of(made.html)
-    rollouts = {path for path in answers if "/rollout/" in path}
+    responses = responses_of(made.html)
+    rollouts = {path for path in responses if "/rollout/" in path}
     rows = len(HOSTILE) * 3 + 5 * 12
     held_out = 3 * 4 + 2 + 3 * 4  # before, along the way and after, the greedy ones with them
     assert made.num_rollouts == len(rollouts)
     assert made.of_rollouts == rows + held_out
-    note = answers["export"]
+    note = responses["export"]
     assert (note["rollouts"], note["of"]) == (made.num_rollouts, made.of_rollouts)
     listed = {
         f"/api/run/0/rollout/{row['at']}"
-        for path, page in answers.items()
+        for path, page in responses.items()
         if path.startswith("/api/run/0/rows?") and "step=" not in path
         for row in page["rows"]
     }
@@ -150,14 +150,14 @@ def test_a_file_is_within_its_size_and_counts_what_it_leaves_out(limit: int, run
         assert made.left_out == ()
 
 
-def test_a_file_has_the_answers_of_the_server_with_four_digits(run: Path) -> None:
+def test_a_file_has_the_responses_of_the_server_with_four_digits(run: Path) -> None:
     runs = OpenedRuns.of([run])
-    found = answers_of(export_runs(runs, LARGE).html)
+    found = responses_of(export_runs(runs, LARGE).html)
     asked = [path for path in found if path.startswith("/api/run/0/") and "/rows?" not in path and "/step/" not in path]
     assert {path.split("/")[4].partition("?")[0] for path in asked} >= {"group", "overview", "problem", "rollout"}
     for path in asked:
         address, _, query = path.removeprefix("/api/").partition("?")
-        expected = dict(viewer_answer(runs, unquote(address), dict(parse_qsl(query))))
+        expected = dict(viewer_response(runs, unquote(address), dict(parse_qsl(query))))
         expected.pop("graded", None)  # the page does not read it
         assert found[path] == rounded(expected), path
 
@@ -176,7 +176,7 @@ VALUES = st.recursive(
 
 @given(values=st.lists(VALUES, max_size=4))
 def test_any_answer_comes_back_from_its_short_form(values: list[Any]) -> None:
-    sized = SizedAnswers(10**9)
+    sized = SizedResponses(10**9)
     assert sized.add({str(at): value for at, value in enumerate(values)})
     shared = [json.loads(text) for text in sized.shared.places]
     for at, value in enumerate(values):
@@ -187,7 +187,7 @@ def test_tokens_and_rows_are_in_a_file_once_and_what_does_not_fit_leaves_nothing
     text = "the same completion, in full"
     piece = {"text": "the", "id": 7, "special": False, "sampled": True, "partial": False}
     rollout = {"completion": [piece] * 100, "text": text, "values": [0.0] * 100, "offsets": [*range(0, 400, 4)]}
-    sized = SizedAnswers(10_000)
+    sized = SizedResponses(10_000)
     assert sized.add({"/a": rollout})
     after_one = sized.used + sized.shared.size
     assert sized.add({"/b": {**rollout, "more": text}})
@@ -202,7 +202,7 @@ def test_rollouts_of_alarms_come_first(run: Path) -> None:
     (group,) = alarmed_groups(OpenedRun(run))
     assert group == ("rollouts", 3, "1")
     files = (found for size in range(240_000, 500_000, 5_000) if (found := smallest(run, size)) is not None)
-    kept = ({path for path in answers_of(made.html) if "/group/rollouts/" in path} for made in files)
+    kept = ({path for path in responses_of(made.html) if "/group/rollouts/" in path} for made in files)
     assert next(groups for groups in kept if groups) == {"/api/run/0/group/rollouts/3/1"}, "no other group of training"
 
 
@@ -231,10 +231,10 @@ def test_hostile_texts_are_data_and_only_the_pages_own_code_is_allowed(run: Path
         assert digests == {*allowed[name].split()}
     addresses = [each for _, attributes in found.tags for name in ("src", "href") if (each := attributes.get(name))]
     assert addresses == ["data:,"]
-    answers = answers_of(page)
-    texts = {row["completion"] for path, each in answers.items() if "/rows?" in path for row in each["rows"]}
+    responses = responses_of(page)
+    texts = {row["completion"] for path, each in responses.items() if "/rows?" in path for row in each["rows"]}
     assert {text.encode("utf-8", "replace").decode() for text in HOSTILE.values()} <= texts
-    (data,) = (text for _, attributes, text in found.inside if attributes.get("id") == "answers")
+    (data,) = (text for _, attributes, text in found.inside if attributes.get("id") == "responses")
     assert data.isascii()
     assert not set("<>&") & set(data)
 
@@ -268,7 +268,7 @@ def test_a_notebook_gets_one_frame_that_may_only_run_its_own_scripts(run: Path) 
     assert attributes["height"] == "300"
     assert attributes["srcdoc"] is not None
     assert html.unescape(block.split('srcdoc="')[1].split('"></iframe>')[0]) == attributes["srcdoc"]
-    assert answers_of(attributes["srcdoc"])["export"]["rollouts"] > 0
+    assert responses_of(attributes["srcdoc"])["export"]["rollouts"] > 0
     with refused("show: size", "20MB"):
         posttrain.open_run(run).show(size="huge")
 
@@ -283,4 +283,4 @@ def test_the_command_writes_the_file_and_says_what_it_has(
     assert main(["view", str(run), "--export", str(tmp_path / "run.txt")]) == 2
     assert "must end in .html" in capsys.readouterr().err
     assert main(["view", "hack", "--export", str(target), "--size", "500KB"]) == 0
-    assert answers_of(target.read_text())["/api/runs"]["runs"][0]["name"] == "planted-hack"
+    assert responses_of(target.read_text())["/api/runs"]["runs"][0]["name"] == "planted-hack"

@@ -17,7 +17,7 @@ from posttrain.viewer.kinds.grid_world import grid_arrays
 from posttrain.viewer.kinds.scored_pairs import round_pairs
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.run_folders import run_folders
-from posttrain.viewer.viewer_answers import NoSuchAnswer, OpenedRuns, viewer_answer
+from posttrain.viewer.viewer_responses import NoSuchResponse, OpenedRuns, viewer_response
 from tests.support.kind_folders import (
     KINDS,
     PICTURE,
@@ -50,7 +50,7 @@ def test_a_kind_names_its_page_and_no_other_has_it(kind: str, tmp_path: Path) ->
     assert [each["path"] for each in overview["kind_pages"]] == [page]
     assert asked(run, f"run/R/{page}")["faults"] == []
     for other in {page for _, page in KINDS.values()} - {page}:
-        with pytest.raises(NoSuchAnswer):
+        with pytest.raises(NoSuchResponse):
             asked(run, f"run/R/{other}")
 
 
@@ -74,7 +74,7 @@ def test_a_file_that_is_cut_off_or_garbled_is_a_line_on_the_page(kind: str, tmp_
             if (run / "config.yaml").exists() or kind in ("compare", "phases"):
                 try:
                     asked(run, path)
-                except (Unreadable, NoSuchAnswer):  # one line of the server's answer; a recipe that has no kind
+                except (Unreadable, NoSuchResponse):  # one line of the server's answer; a recipe that has no kind
                     assert name.name in ("config.yaml", "comparison.json", "phases.json")
 
 
@@ -198,7 +198,7 @@ def test_a_comparison_and_phases_lead_to_the_runs_inside_them(tmp_path: Path) ->
 
 
 def ask_below(folder: Path, at: int) -> Any:
-    return viewer_answer(OpenedRuns.of(run_folders(folder), below=folder), f"run/{at}/overview", {})
+    return viewer_response(OpenedRuns.of(run_folders(folder), below=folder), f"run/{at}/overview", {})
 
 
 def test_a_picture_is_one_of_a_few_names_and_a_png(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_picture_is_one_of_a_few_names_and_a_png(tmp_path: Path) -> None:
     assert found["png"] == ""
     assert found["faults"] == ["curves.png: cannot be read (not a PNG picture)"]
     for name in ("..%2fsecret", "../config", "config"):
-        with pytest.raises(NoSuchAnswer):
+        with pytest.raises(NoSuchResponse):
             ask(run, path=f"run/0/picture/{name}")
 
 

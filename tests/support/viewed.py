@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from posttrain.server.viewer_routes import RunViewer
-from posttrain.viewer.viewer_answers import OpenedRuns
+from posttrain.viewer.viewer_responses import OpenedRuns
 
 PLANTED = Path(__file__).parents[2] / "src" / "posttrain" / "assets" / "planted-hack"
 """A run that comes with the package, with alarms."""

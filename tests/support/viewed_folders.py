@@ -13,7 +13,7 @@ from pyarrow import parquet
 from posttrain.server.viewer_routes import RunViewer
 from posttrain.server.voting_page import TOKEN_HEADER
 from posttrain.viewer.token_pieces import BYTE_OF
-from posttrain.viewer.viewer_answers import OpenedRuns, viewer_answer
+from posttrain.viewer.viewer_responses import OpenedRuns, viewer_response
 
 END = 256
 """The stop token of `byte_tokenizer`."""
@@ -115,7 +115,7 @@ def write_run(run: Path, steps: int = 3, *, finished: bool = True) -> Path:
 
 def ask(*runs: Path, path: str, **query: object) -> Any:
     """The answer at an address about some runs, through JSON."""
-    found = viewer_answer(OpenedRuns.of(runs), path, {name: str(value) for name, value in query.items()})
+    found = viewer_response(OpenedRuns.of(runs), path, {name: str(value) for name, value in query.items()})
     return json.loads(json.dumps(found, allow_nan=False))
 
 

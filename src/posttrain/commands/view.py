@@ -19,7 +19,7 @@ from posttrain.options.bounds import Bounded
 from posttrain.server.addresses import Port, serve_extra
 
 if TYPE_CHECKING:
-    from posttrain.viewer.viewer_answers import OpenedRuns
+    from posttrain.viewer.viewer_responses import OpenedRuns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     if missing:
         raise UserError(f"{COMMAND_LINE}: {missing[0]}: the folder does not exist.  Name the folder of a run.")
     from posttrain.viewer.run_folders import holds_runs, is_run, run_folders
-    from posttrain.viewer.viewer_answers import OpenedRuns
+    from posttrain.viewer.viewer_responses import OpenedRuns
 
     alone = len(folders) == 1 and (holds_runs(folders[0]) or not is_run(folders[0]))
     single = folders[0] if alone else None
@@ -113,7 +113,7 @@ def export(runs: "OpenedRuns", switches: ViewSwitches) -> int:
 def view_beside_run(folder: str) -> None:
     """Serve one run, which may not exist yet, until standard input closes, when the parent process ends."""
     from posttrain.server.viewer_routes import RunViewer
-    from posttrain.viewer.viewer_answers import OpenedRuns
+    from posttrain.viewer.viewer_responses import OpenedRuns
 
     with RunViewer(OpenedRuns.of([Path(folder)])).in_thread() as server:
         print(server.address, flush=True)

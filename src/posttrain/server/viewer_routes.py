@@ -1,4 +1,4 @@
-"""The viewer's server: everybody on this machine gets the page and its modules; answers about runs need a token.
+"""The viewer's server: everybody on this machine gets the page and its modules; responses about runs need a token.
 
 It listens on 127.0.0.1 and is read-only.  The address in the terminal ends in a token after `#`, which browsers do not
 send.  Each request has the token in a header that pages of other sites cannot send.  The page does not load anything
@@ -23,7 +23,7 @@ from posttrain.server.requests import Access, RefusedRequest, has_token
 from posttrain.server.voting_page import TOKEN_HEADER
 from posttrain.viewer.folder_files import Unreadable
 from posttrain.viewer.row_selections import WrongQuery
-from posttrain.viewer.viewer_answers import Answer, NoSuchAnswer, OpenedRuns, viewer_answer
+from posttrain.viewer.viewer_responses import NoSuchResponse, OpenedRuns, ViewerResponse, viewer_response
 
 PAGE = Path(__file__).with_name("viewer_page")
 TYPES = {
@@ -44,17 +44,17 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Headers of every answer."""
+"""Headers of every response."""
 
 
 class RunViewer(HttpServer):
-    """The page, and answers about some runs."""
+    """The page, and responses about some runs."""
 
     def __init__(self, runs: OpenedRuns, *, port: int = 0) -> None:
         bound = listening_socket("127.0.0.1", port, named=f"port {port}")
         self.runs, self.token = runs, secrets.token_urlsafe(24)
         self._one_at_a_time = threading.Lock()
-        """Lock for the state between answers, which one thread at a time may change."""
+        """Lock for the state between responses, which one thread at a time may change."""
         self.files = {
             path.relative_to(PAGE).as_posix(): path
             for path in PAGE.rglob("*")
@@ -68,7 +68,7 @@ class RunViewer(HttpServer):
             route("GET", "/api/{path:path}", access.checked(self.api)),
         ]
         super().__init__(application(routes), bound, headers=HEADERS)
-        # Loaded while the browser opens, and not in the first answer.
+        # Loaded while the browser opens, and not in the first response.
         threading.Thread(target=import_module, args=("pyarrow.compute",), daemon=True).start()
 
     @property
@@ -76,13 +76,13 @@ class RunViewer(HttpServer):
         return f"http://127.0.0.1:{self.port}/#token={self.token}"
 
     async def index(self, request: Request) -> Response:
-        return file_answer(self.files["index.html"])
+        return file_response(self.files["index.html"])
 
     async def page_file(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in self.files:
             raise RefusedRequest(f"{name[:80]!r}: is not a file of the page", HTTPStatus.NOT_FOUND)
-        return file_answer(self.files[name])
+        return file_response(self.files[name])
 
     async def api(self, request: Request) -> Response:
         if not has_token(request.headers.get(TOKEN_HEADER, ""), self.token):
@@ -91,12 +91,12 @@ class RunViewer(HttpServer):
         return Response(content, media_type="application/json")
 
     def _content(self, path: str, query: dict[str, str]) -> bytes:
-        """The answer as JSON in ASCII, so that halves of surrogate pairs survive."""
-        found: Answer
+        """The response as JSON in ASCII, so that halves of surrogate pairs survive."""
+        found: ViewerResponse
         try:
             with self._one_at_a_time:
-                found = viewer_answer(self.runs, path, query)
-        except NoSuchAnswer as error:
+                found = viewer_response(self.runs, path, query)
+        except NoSuchResponse as error:
             raise RefusedRequest(str(error), HTTPStatus.NOT_FOUND) from error
         except WrongQuery as error:
             raise RefusedRequest(str(error)) from error
@@ -105,5 +105,5 @@ class RunViewer(HttpServer):
         return json.dumps(found, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-def file_answer(path: Path) -> Response:
+def file_response(path: Path) -> Response:
     return Response(path.read_bytes(), media_type=TYPES[path.suffix])

@@ -13,14 +13,14 @@ import numpy as np
 from posttrain.behaviours.behaviour_table import TABLE, Row, Signs
 from posttrain.behaviours.sign_reader import PatternTimeout, SignReader
 from posttrain.runs.intervals import share_interval
-from posttrain.viewer.answer_types import Link
 from posttrain.viewer.folder_files import noting
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.problem_answers import BehaviourEntry, BehaviourPage, BehaviourPoint
+from posttrain.viewer.problem_responses import BehaviourEntry, BehaviourPage, BehaviourPoint
+from posttrain.viewer.response_types import Link
 from posttrain.viewer.step_files import StepFile
 
 READ_SECONDS = 0.5
-"""Seconds that an answer reads files before it reports its progress."""
+"""Seconds that a response reads files before it reports its progress."""
 EXAMPLES = 3
 COLUMNS = ("draw", "sample", "completion", "columns")
 

@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from posttrain.viewer.answer_types import Curves
 from posttrain.viewer.folder_files import noting
 from posttrain.viewer.metric_curves import curve_panels
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.paired_test import Right, sign_flip_p_value
-from posttrain.viewer.problem_answers import (
+from posttrain.viewer.problem_responses import (
     ComparedProblem,
     ComparedRuns,
     HeldOutEvaluation,
     HeldOutPage,
     HeldOutProblem,
 )
+from posttrain.viewer.response_types import Curves
 from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS
 from posttrain.viewer.run_overview import run_entry
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from posttrain.viewer.answer_types import Curves, Line, Number, Outcomes, Stack
 from posttrain.viewer.metric_lines import MetricLines, Series, Values, plain_values
+from posttrain.viewer.response_types import Curves, Line, Number, Outcomes, Stack
 
 MOST_POINTS = 1000
 """Of a line."""

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrain.viewer.answer_types import Number
 from posttrain.viewer.folder_files import json_number, stamp
 from posttrain.viewer.line_files import LineFile, step_record
+from posttrain.viewer.response_types import Number
 
 Values = NDArray[Any]
 TAIL_BYTES = 64 << 10

@@ -15,10 +15,10 @@ import yaml
 from posttrain.config.reading import COMMAND_OF, recipe_kind
 from posttrain.config.recipes import RUN_RECIPE, RecipeLayer, parse_yaml
 from posttrain.runs.folder import LOCK, VERSION
-from posttrain.viewer.answer_types import Source, State
 from posttrain.viewer.folder_files import Content, WholeFile, mapping, parsed_object, stamp
 from posttrain.viewer.line_files import Journal, LineFile
 from posttrain.viewer.metric_lines import MetricLines
+from posttrain.viewer.response_types import Source, State
 from posttrain.viewer.score_lines import ScoreLines
 from posttrain.viewer.step_files import StepFiles
 from posttrain.viewer.token_pieces import TokenPieces

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from posttrain.viewer.answer_types import Source
 from posttrain.viewer.folder_files import json_number, noting
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.problem_answers import Asked, ProblemEntry, ProblemList, ProblemPage, ProblemStep
+from posttrain.viewer.problem_responses import Asked, ProblemEntry, ProblemList, ProblemPage, ProblemStep
+from posttrain.viewer.response_types import Source
 from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, row_names, rows_of
 from posttrain.viewer.step_files import StepFile
 from posttrain.viewer.step_pages import rows_by_group

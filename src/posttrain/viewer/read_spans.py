@@ -19,7 +19,7 @@ from posttrain.rewards.parsing.tags import (
 )
 from posttrain.runs.progress import visible
 from posttrain.viewer.folder_files import json_number, mapping
-from posttrain.viewer.rollout_answers import TextSpan
+from posttrain.viewer.rollout_responses import TextSpan
 
 Place = tuple[int, int]
 MOST_CHARACTERS = 200_000

@@ -8,11 +8,11 @@ from itertools import islice
 from typing import Any
 
 from posttrain.rewards.parsing.tags import THINK
-from posttrain.viewer.answer_types import Link, Number, Source
 from posttrain.viewer.folder_files import Unreadable, json_number, json_value, mapping, noting
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.read_spans import details_at, text_spans
-from posttrain.viewer.rollout_answers import Alternative, Neighbours, Piece, Quantity, RolloutPage, TurnEntry
+from posttrain.viewer.response_types import Link, Number, Source
+from posttrain.viewer.rollout_responses import Alternative, Neighbours, Piece, Quantity, RolloutPage, TurnEntry
 from posttrain.viewer.rollout_rows import NAMES, require_step, row_names, shown_row
 
 Row = Mapping[str, Any]

@@ -1,7 +1,7 @@
 """Rows of rollout files as tables show them, page by page, filtered and sorted.
 
 Without a filter or order, a page reads footers and the row groups that it shows.  Otherwise the needed columns are read
-file by file, with a time limit per answer; results are cached, and the page asks again.
+file by file, with a time limit per response; results are cached, and the page asks again.
 """
 
 from collections import OrderedDict
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.viewer.answer_types import Source
 from posttrain.viewer.folder_files import Unreadable, json_number, noting
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.rollout_answers import RowPage, ShownRollout
+from posttrain.viewer.response_types import Source
+from posttrain.viewer.rollout_responses import RowPage, ShownRollout
 from posttrain.viewer.row_selections import RowQuery, Selection, require_terms
 from posttrain.viewer.step_files import StepFile, StepFiles
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrain.viewer.answer_types import Source
 from posttrain.viewer.folder_files import Stamp, Unreadable
+from posttrain.viewer.response_types import Source
 from posttrain.viewer.step_files import StepFile, StepFiles
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Values = NDArray[Any]
 LOOK_SECONDS = 0.25
-"""How long an answer looks through files before it says how far it is."""
+"""How long a response looks through files before it says how far it is."""
 SAMPLINGS = {"greedy": True, "sampled": False}
 TERMS = ("reward", "advantage", "judged")
 """Numbers of a row that are not scores of a reward function."""

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
-from posttrain.viewer.answer_types import AlarmEntry, KindPage, Link, Measure, Number, Overview, RunEntry, RunVersion
 from posttrain.viewer.folder_files import content_or, json_number, mapping, noting
 from posttrain.viewer.metric_curves import MOST_POINTS, curve_panels, outcomes, seconds_by_stage
 from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.response_types import AlarmEntry, KindPage, Link, Measure, Number, Overview, RunEntry, RunVersion
 from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS, row_names
 
 NOTHING: Mapping[str, object] = MappingProxyType({})

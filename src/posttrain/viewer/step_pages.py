@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from posttrain.viewer.answer_types import Number, Source
 from posttrain.viewer.folder_files import json_number, noting
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.rollout_answers import (
+from posttrain.viewer.response_types import Number, Source
+from posttrain.viewer.rollout_responses import (
     GroupPage,
     GroupRollout,
     GroupRow,

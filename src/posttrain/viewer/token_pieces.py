@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from posttrain.viewer.folder_files import Stamp, Unreadable, mapping, stamp
-from posttrain.viewer.rollout_answers import Piece
+from posttrain.viewer.rollout_responses import Piece
 
 FILES = ("tokenizer/tokenizer.json", "model/tokenizer.json", "adapter/tokenizer.json")
 """Its places in a run's folder; `model/` is for runs of format 1."""

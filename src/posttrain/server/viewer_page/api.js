@@ -1,15 +1,15 @@
-// The only module that asks for data: from the server, or from the answers that an exported file carries.
+// The only module that asks for data: from the server, or from the responses that an exported file carries.
 import { search } from "./address.js";
-import { answersOf } from "./exported_answers.js";
+import { responsesOf } from "./exported_responses.js";
 
 const TOKEN = "posttrain-token";
-const embedded = document.getElementById("answers");
-const answer = embedded && answersOf(JSON.parse(embedded.textContent));
+const embedded = document.getElementById("responses");
+const embeddedResponse = embedded && responsesOf(JSON.parse(embedded.textContent));
 
 export const exported = embedded !== null;
 
 // What an exported file has of its runs: {rollouts, of, left_out}.
-export const contents = exported ? answer("export") : null;
+export const contents = exported ? embeddedResponse("export") : null;
 
 // Take the token out of the address that the terminal printed; `#token=…&/run/0` also names a page.
 export function keepToken() {
@@ -23,7 +23,7 @@ export function pathOf(path, query = {}) {
   return path + search(query);
 }
 
-// The answer to a path. An Error's message is one line for the reader.
+// The response to a path. An Error's message is one line for the reader.
 export async function get(path) {
   if (exported) return fromFile(path);
   let response;
@@ -38,7 +38,7 @@ export async function get(path) {
 }
 
 function fromFile(path) {
-  const found = answer(path);
+  const found = embeddedResponse(path);
   if (found !== undefined) return found;
   throw new Error("This file does not contain this page. Open the run folder with `posttrain view` to see it.");
 }

@@ -8,7 +8,7 @@ import { Empty, Fault, Skeleton } from "./parts.js";
 
 const AGAIN_MS = 20;
 
-// The server reads some files for each answer: ask until it has read all of them.
+// The server reads some files for each response: ask until it has read all of them.
 function useBehaviours(path, version) {
   const [found, setFound] = useState({});
   useEffect(() => {

@@ -4,7 +4,7 @@ import { pathOf } from "./api.js";
 import { Chart } from "./charts.js";
 import { html, useMemo } from "./dom.js";
 import { brief, counted, number, percent, plain, signed } from "./format.js";
-import { Answer } from "./loading.js";
+import { Loaded } from "./loading.js";
 import { Choice, Empty, Section, Select } from "./parts.js";
 
 const SHOWN = 200;
@@ -17,7 +17,7 @@ export function ComparePage({ query, version, runs }) {
     <${Select} label="B" options=${options} value=${b} onChange=${(value) => choose({ a, b: value })} />
     <button type="button" class="plain" onClick=${() => choose({ a: b, b: a })}>Swap</button></div>
     ${runs.length < 2 || a === b ? html`<${Empty}>Choose two runs. Open several with <code>posttrain view FOLDER FOLDER</code>.<//>`
-      : html`<${Answer} path=${pathOf("/api/compare", { a, b })} version=${version} lines=${12}>${(found) => html`<${Compared} found=${found} query=${query} />`}<//>`}`;
+      : html`<${Loaded} path=${pathOf("/api/compare", { a, b })} version=${version} lines=${12}>${(found) => html`<${Compared} found=${found} query=${query} />`}<//>`}`;
 }
 
 function Compared({ found, query }) {

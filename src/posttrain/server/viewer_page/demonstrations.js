@@ -3,7 +3,7 @@ import { choose } from "./address.js";
 import { pathOf } from "./api.js";
 import { html, useState } from "./dom.js";
 import { counted, number, plain } from "./format.js";
-import { Answer } from "./loading.js";
+import { Loaded } from "./loading.js";
 import { Choice, Empty, Legend, Select } from "./parts.js";
 import { TokenText } from "./tokens.js";
 
@@ -12,7 +12,7 @@ const SHOWN = 8;
 const VIEWS = [{ value: "", label: "loss" }, { value: "before", label: "loss before training" }, { value: "change", label: "change" }];
 
 export function DemonstrationsPage({ run, query, version }) {
-  return html`<h1 tabindex="-1">Demonstrations</h1><${Answer} path=${pathOf(`/api/run/${run.run}/demonstrations`, { step: query.step })} version=${version} lines=${12}>
+  return html`<h1 tabindex="-1">Demonstrations</h1><${Loaded} path=${pathOf(`/api/run/${run.run}/demonstrations`, { step: query.step })} version=${version} lines=${12}>
     ${(page) => html`<${Demonstrations} page=${page} query=${query} />`}<//>`;
 }
 

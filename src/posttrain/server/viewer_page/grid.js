@@ -2,7 +2,7 @@
 import { Chart } from "./charts.js";
 import { html } from "./dom.js";
 import { number, percent, plain, words } from "./format.js";
-import { Answer } from "./loading.js";
+import { Loaded } from "./loading.js";
 import { Empty, Fact, Section } from "./parts.js";
 import { Picture } from "./pictures.js";
 
@@ -22,7 +22,7 @@ const FACTS = {
 };
 
 export function GridPage({ run, version }) {
-  return html`<h1 tabindex="-1">World</h1><${Answer} path=${`/api/run/${run.run}/grid`} version=${version} lines=${12}>
+  return html`<h1 tabindex="-1">World</h1><${Loaded} path=${`/api/run/${run.run}/grid`} version=${version} lines=${12}>
     ${(page) => html`<${Grid} run=${run} page=${page} />`}<//>`;
 }
 

@@ -3,7 +3,7 @@ import { choose, link } from "./address.js";
 import { outcomeColour, scaleOf } from "./colours.js";
 import { html, useMemo } from "./dom.js";
 import { counted, number, plain } from "./format.js";
-import { Answer } from "./loading.js";
+import { Loaded } from "./loading.js";
 import { Outcome, Select, Signed, Tag, Visible } from "./parts.js";
 import { Pieces, PlainText } from "./tokens.js";
 
@@ -18,7 +18,7 @@ const TOKENS_IN_A_CARD = 1500;
 
 export function GroupView({ run, rest, query, version }) {
   const [source, step, group] = rest;
-  return html`<${Answer} path=${`/api/run/${run.run}/group/${[source, step, group].map(encodeURIComponent).join("/")}`} version=${version} lines=${16}>
+  return html`<${Loaded} path=${`/api/run/${run.run}/group/${[source, step, group].map(encodeURIComponent).join("/")}`} version=${version} lines=${16}>
     ${(page) => html`<${Group} run=${run.run} page=${page} query=${query} />`}<//>`;
 }
 

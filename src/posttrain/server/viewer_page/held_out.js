@@ -3,7 +3,7 @@ import { choose, link } from "./address.js";
 import { Chart } from "./charts.js";
 import { html, useMemo } from "./dom.js";
 import { brief, counted, evaluationName, number, percent, plain } from "./format.js";
-import { Answer } from "./loading.js";
+import { Loaded } from "./loading.js";
 import { Choice, Empty, SearchField, Section } from "./parts.js";
 import { ShareCells } from "./strips.js";
 
@@ -11,7 +11,7 @@ const CHANGES = [["solved", "solved now, not before"], ["lost", "lost"], ["alway
 const SHOWN = 100;
 
 export function HeldOutView({ run, query, version }) {
-  return html`<h1 tabindex="-1">Held-out problems</h1><${Answer} path=${`/api/run/${run.run}/held-out`} version=${version} lines=${12}>
+  return html`<h1 tabindex="-1">Held-out problems</h1><${Loaded} path=${`/api/run/${run.run}/held-out`} version=${version} lines=${12}>
     ${(page) => html`<${HeldOut} run=${run} page=${page} query=${query} />`}<//>`;
 }
 

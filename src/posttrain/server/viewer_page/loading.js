@@ -1,19 +1,19 @@
-// Answers in components: what is shown stays while a newer answer is on its way, so a live run never loses one's place.
+// Responses in components: what is shown stays while a newer response is on its way, so a live run never loses one's place.
 import { get } from "./api.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { Fault, Skeleton } from "./parts.js";
 
 const KEPT = 60;
-const kept = new Map(); // path -> its last answer, most recent last
+const kept = new Map(); // path -> its last response, most recent last
 
-function keep(path, answer) {
+function keep(path, response) {
   kept.delete(path);
-  kept.set(path, answer);
+  kept.set(path, response);
   if (kept.size > KEPT) kept.delete(kept.keys().next().value);
 }
 
 // {data, error, stale}: `version` changes when files of the run grew, and asks again.
-export function useAnswer(path, version = 0) {
+export function useResponse(path, version = 0) {
   const [found, setFound] = useState({ path: null });
   const last = useRef(null);
   const wanted = useRef(path);
@@ -39,9 +39,9 @@ export function useAnswer(path, version = 0) {
   return { data: kept.get(path), error: undefined, stale: true };
 }
 
-// Shows `children(data)` once there is an answer, and one quiet line where there is an error.
-export function Answer({ path, version, lines = 6, children }) {
-  const { data: found, error, stale } = useAnswer(path, version);
+// Shows `children(data)` once there is a response, and one quiet line where there is an error.
+export function Loaded({ path, version, lines = 6, children }) {
+  const { data: found, error, stale } = useResponse(path, version);
   const before = useRef(undefined);
   if (found) before.current = found;
   if (error && !found) return html`<${Fault} text=${error} />`;
@@ -49,7 +49,7 @@ export function Answer({ path, version, lines = 6, children }) {
   if (!data) return html`<${Skeleton} lines=${lines} />`;
   const faults = [...(error ? [error] : []), ...(data.faults || [])];
   const onlyFaults = Object.keys(data).join() === "faults"; // a file that cannot be read has nothing else
-  return html`<div class="answer" inert=${!found}>${faults.map((text) => html`<${Fault} text=${text} />`)}${!onlyFaults && children(data)}</div>`;
+  return html`<div class="response" inert=${!found}>${faults.map((text) => html`<${Fault} text=${text} />`)}${!onlyFaults && children(data)}</div>`;
 }
 
 const POLL_MS = 2000;

@@ -4,7 +4,7 @@ import { contents, exported, keepToken } from "./api.js";
 import { html, mount, useEffect, useRef, useState } from "./dom.js";
 import { counted, number, plain } from "./format.js";
 import { listenForKeys, shown } from "./keys.js";
-import { useAnswer, useVersion } from "./loading.js";
+import { useResponse, useVersion } from "./loading.js";
 import { pageOf, pages, tabsOf } from "./pages.js";
 import { Empty, Fault, Skeleton } from "./parts.js";
 import { RunList, State } from "./runs.js";
@@ -56,7 +56,7 @@ function usePlace(parts) {
 function App() {
   const { parts: asked, query } = useAddress();
   const [running, setRunning] = useState(false);
-  const { data, error } = useAnswer("/api/runs", useTicks(running));
+  const { data, error } = useResponse("/api/runs", useTicks(running));
   const runs = data ? data.runs : [];
   const parts = exported && runs.length === 1 && !asked.length ? ["run", String(runs[0].run)] : asked; // a file of one run opens at it
   useEffect(() => setRunning(runs.some((run) => goesOn(run, data))), [data]);

@@ -4,13 +4,13 @@ import { Chart } from "./charts.js";
 import { outcomeColours } from "./colours.js";
 import { html, useMemo } from "./dom.js";
 import { counted, interval, number, percent, plain, seconds, signed, words } from "./format.js";
-import { Answer } from "./loading.js";
+import { Loaded } from "./loading.js";
 import { StepTable } from "./overview_steps.js";
 import { Empty, Fact, Section, Tag } from "./parts.js";
 import { Dumbbell } from "./strips.js";
 
 export function OverviewPage({ run, runs, query, version }) {
-  return html`<${Answer} path=${`/api/run/${run.run}/overview`} version=${version} lines=${12}>
+  return html`<${Loaded} path=${`/api/run/${run.run}/overview`} version=${version} lines=${12}>
     ${(overview) => html`<${Overview} overview=${overview} runs=${runs} query=${query} version=${version} />`}<//>`;
 }
 

@@ -3,13 +3,13 @@ import { choose, go, link } from "./address.js";
 import { heat, scaleOf } from "./colours.js";
 import { html } from "./dom.js";
 import { number, percent } from "./format.js";
-import { Answer } from "./loading.js";
+import { Loaded } from "./loading.js";
 import { Empty, Section } from "./parts.js";
 
 const SHOWN = 1000;
 
 export function StepTable({ run, query, version }) {
-  return html`<${Section} id="steps" title="Steps"><${Answer} path=${`/api/run/${run}/steps?source=rollouts`} version=${version}>
+  return html`<${Section} id="steps" title="Steps"><${Loaded} path=${`/api/run/${run}/steps?source=rollouts`} version=${version}>
     ${({ steps }) => (steps.length ? html`<${Table} run=${run} steps=${steps} limit=${Number(query.limit) || SHOWN} />` : html`<${Empty}>No rollouts yet.<//>`)}<//><//>`;
 }
 

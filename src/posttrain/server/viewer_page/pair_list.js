@@ -3,7 +3,7 @@ import { choose } from "./address.js";
 import { pathOf } from "./api.js";
 import { html } from "./dom.js";
 import { counted, number, percent, plain, signed } from "./format.js";
-import { Answer } from "./loading.js";
+import { Loaded } from "./loading.js";
 import { Empty, Fact, Section, Select, Tag, Visible } from "./parts.js";
 
 const PAGE = 50;
@@ -14,7 +14,7 @@ const COUNTS = [["num_prompts", "prompts", number], ["num_judged", "judged", num
 
 export function PairsPage({ run, query, version }) {
   const asked = { step: query.step, sort: query.sort, offset: query.offset };
-  return html`<h1 tabindex="-1">Pairs</h1><${Answer} path=${pathOf(`/api/run/${run.run}/pairs`, asked)} version=${version} lines=${12}>
+  return html`<h1 tabindex="-1">Pairs</h1><${Loaded} path=${pathOf(`/api/run/${run.run}/pairs`, asked)} version=${version} lines=${12}>
     ${(page) => html`<${Pairs} page=${page} query=${query} />`}<//>`;
 }
 

@@ -5,7 +5,7 @@ import { Chart } from "./charts.js";
 import { outcomeColours } from "./colours.js";
 import { html, useMemo } from "./dom.js";
 import { brief, counted, evaluationName, number, percent, plain } from "./format.js";
-import { Answer } from "./loading.js";
+import { Loaded } from "./loading.js";
 import { Empty, Outcome, SearchField, Tag } from "./parts.js";
 import { ShareCells } from "./strips.js";
 import { PlainText } from "./tokens.js";
@@ -17,7 +17,7 @@ export function ProblemsView({ run, query, version }) {
   return html`<h1 tabindex="-1">Problems</h1><p class="note">Each square is one step at which the problem was asked, from white (never solved) to blue (always).</p>
     <form class="filters" onSubmit=${(event) => event.preventDefault()}><${SearchField} places="the prompt or its id" text=${query.text}
       onSearch=${(text) => choose({ text })} /></form>
-    <${Answer} path=${pathOf(`/api/run/${run.run}/problems`, { text: query.text })} version=${version} lines=${12}>${(found) => html`<${Problems} run=${run} found=${found} query=${query} />`}<//>`;
+    <${Loaded} path=${pathOf(`/api/run/${run.run}/problems`, { text: query.text })} version=${version} lines=${12}>${(found) => html`<${Problems} run=${run} found=${found} query=${query} />`}<//>`;
 }
 
 function Problems({ run, found, query }) {
@@ -41,7 +41,7 @@ function ProblemRow({ run, one }) {
 }
 
 export function ProblemView({ run, rest, query, version }) {
-  return html`<${Answer} path=${pathOf(`/api/run/${run.run}/problem`, { id: rest.join("/") })} version=${version} lines=${12}>
+  return html`<${Loaded} path=${pathOf(`/api/run/${run.run}/problem`, { id: rest.join("/") })} version=${version} lines=${12}>
     ${(page) => html`<${Problem} run=${run} page=${page} query=${query} />`}<//>`;
 }
 

@@ -3,14 +3,14 @@ import { choose, link } from "./address.js";
 import { baseOf, scaleOf } from "./colours.js";
 import { html, useEffect, useMemo, useState } from "./dom.js";
 import { plain } from "./format.js";
-import { Answer } from "./loading.js";
+import { Loaded } from "./loading.js";
 import { Choice, Empty, Legend, Select } from "./parts.js";
 import { DatasetRow, Facts, Graders, Reading, sentence } from "./rollout_facts.js";
 import { Pieces, PlainText, spansByToken, TokenText } from "./tokens.js";
 
 export function RolloutView({ run, rest, query, version }) {
   const path = rest.map(encodeURIComponent).join("/");
-  return html`<${Answer} path=${`/api/run/${run.run}/rollout/${path}`} version=${version} lines=${16}>
+  return html`<${Loaded} path=${`/api/run/${run.run}/rollout/${path}`} version=${version} lines=${16}>
     ${(page) => html`<${Rollout} key=${page.row.at} run=${run.run} page=${page} query=${query} />`}<//>`;
 }
 

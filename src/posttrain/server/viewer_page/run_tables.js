@@ -4,12 +4,12 @@ import { Chart } from "./charts.js";
 import { lineColour } from "./colours.js";
 import { html } from "./dom.js";
 import { interval, number, percent, plain, seconds, shareInterval, signed, words } from "./format.js";
-import { Answer } from "./loading.js";
+import { Loaded } from "./loading.js";
 import { Empty, Section } from "./parts.js";
 import { Picture } from "./pictures.js";
 
 export function ComparisonPage({ run, version }) {
-  return html`<h1 tabindex="-1">Comparison</h1><${Answer} path=${`/api/run/${run.run}/comparison`} version=${version} lines=${12}>
+  return html`<h1 tabindex="-1">Comparison</h1><${Loaded} path=${`/api/run/${run.run}/comparison`} version=${version} lines=${12}>
     ${(page) => html`<${Comparison} run=${run} page=${page} />`}<//>`;
 }
 
@@ -55,7 +55,7 @@ function RunLink({ run, text }) {
 }
 
 export function PhasesPage({ run, version }) {
-  return html`<h1 tabindex="-1">Phases</h1><${Answer} path=${`/api/run/${run.run}/phases`} version=${version} lines=${12}>
+  return html`<h1 tabindex="-1">Phases</h1><${Loaded} path=${`/api/run/${run.run}/phases`} version=${version} lines=${12}>
     ${(page) => page.phases.length ? html`<div class="scroll"><table class="rows"><thead><tr><th>phase</th><th>command</th><th>state</th><th>measure</th>
       <th class="n">before</th><th class="n">after</th><th class="n">steps</th><th class="n">time</th></tr></thead>
       ${page.phases.map((phase) => html`<${Phase} key=${phase.number} phase=${phase} />`)}</table></div>` : html`<${Empty}>No phase has started yet.<//>`}<//>`;

@@ -3,7 +3,7 @@ import { choose, go, link } from "./address.js";
 import { outcomeColours } from "./colours.js";
 import { html, useMemo } from "./dom.js";
 import { brief, counted, number, percent, plain, seconds } from "./format.js";
-import { Answer } from "./loading.js";
+import { Loaded } from "./loading.js";
 import { Choice, Empty, Fact, Outcome, Select, Tag } from "./parts.js";
 import { RolloutList } from "./rollout_list.js";
 import { OutcomeBar, ScoreStrip } from "./strips.js";
@@ -21,7 +21,7 @@ const HEAD = [["reward", "reward", number], ["eval/accuracy_sampled", "held-out 
 
 export function StepView({ run, rest, query, version }) {
   const [step] = rest;
-  return html`<${Answer} path=${`/api/run/${run.run}/step/${step}`} version=${version} lines=${16}>
+  return html`<${Loaded} path=${`/api/run/${run.run}/step/${step}`} version=${version} lines=${16}>
     ${(page) => html`<${Step} run=${run.run} page=${page} query=${query} version=${version} />`}<//>`;
 }
 

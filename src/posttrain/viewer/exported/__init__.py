@@ -1,1 +1,1 @@
-"""One HTML file with the viewer's page and answers about some runs: it opens without a server."""
+"""One HTML file with the viewer's page and responses about some runs: it opens without a server."""

@@ -7,9 +7,9 @@ limit these are spread evenly: the first step, the last, the middle one, and so 
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
-from posttrain.viewer.answer_types import Source
 from posttrain.viewer.folder_files import Unreadable
 from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.response_types import Source
 from posttrain.viewer.run_overview import alarm_entries
 from posttrain.viewer.step_pages import step_page
 

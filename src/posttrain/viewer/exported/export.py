@@ -1,4 +1,4 @@
-"""An exported file: the viewer's page with as many answers about some runs as fit a size."""
+"""An exported file: the viewer's page with as many responses about some runs as fit a size."""
 
 import sys
 from collections.abc import Collection, Iterator
@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
 from posttrain.errors import UserError
-from posttrain.viewer.answer_types import Source
 from posttrain.viewer.exported.chosen_rollouts import Group, alarmed_groups, other_groups
 from posttrain.viewer.exported.exported_page import embedded_json, page_html
-from posttrain.viewer.exported.size_limit import SizedAnswers
+from posttrain.viewer.exported.size_limit import SizedResponses
 from posttrain.viewer.folder_files import Unreadable
 from posttrain.viewer.kinds.run_pictures import PICTURES
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.rollout_answers import RowPage, ShownRollout
-from posttrain.viewer.viewer_answers import Answer, NoSuchAnswer, OpenedRuns, kind_pages, viewer_answer
+from posttrain.viewer.response_types import Source
+from posttrain.viewer.rollout_responses import RowPage, ShownRollout
+from posttrain.viewer.viewer_responses import NoSuchResponse, OpenedRuns, ViewerResponse, kind_pages, viewer_response
 
 PAGE_OF_ROWS = 100
 """Rows that the page asks for at a time."""
@@ -65,10 +65,10 @@ def export_runs(runs: OpenedRuns, limit: int) -> ExportedFile:
     """The runs as one file of at most `limit` bytes.  Raises UserError if not even their overviews fit."""
     kept = [KeptRun(at, shown.run) for at, shown in enumerate(runs.shown)]
     overviews = needed(runs)
-    sized = SizedAnswers(limit - len(page_html({}).encode()) - ROOM_FOR_NOTE)
+    sized = SizedResponses(limit - len(page_html({}).encode()) - ROOM_FOR_NOTE)
     sized.reserved = ROOM_FOR_LISTS * len(kept)  # of runs without a rollout, too
     if not sized.add(overviews):
-        whole = SizedAnswers(sys.maxsize)
+        whole = SizedResponses(sys.maxsize)
         whole.add(overviews)
         least = (limit - sized.limit + sized.reserved + whole.used + whole.shared.size) / 1e6
         rule = f"the page and the overviews need {least:.2f}MB"
@@ -76,7 +76,7 @@ def export_runs(runs: OpenedRuns, limit: int) -> ExportedFile:
     add_groups(runs, kept, {each.at: iter(alarmed_groups(each.run)) for each in kept}, sized)
     pages = [(f"run/{each.at}/{name}", asked(runs, each, name)) for each in kept for name in extras(each)]
     pages += comparisons(runs)
-    left_out = [path for path, answers in pages if not sized.add(answers)]
+    left_out = [path for path, responses in pages if not sized.add(responses)]
     add_groups(runs, kept, {each.at: other_groups(each.run) for each in kept}, sized)
     sized.reserved = 0
     for each in kept:
@@ -92,7 +92,7 @@ def export_runs(runs: OpenedRuns, limit: int) -> ExportedFile:
 def needed(runs: OpenedRuns) -> dict[str, object]:
     """The list of runs and their overviews."""
     paths = ["runs", *(f"run/{at}/{name}" for at in range(len(runs.shown)) for name in ("state", "overview"))]
-    return {answer_address(path): found for path in paths if (found := exported_answer(runs, path)) is not None}
+    return {response_address(path): found for path in paths if (found := exported_response(runs, path)) is not None}
 
 
 def extras(kept: KeptRun) -> list[str]:
@@ -101,7 +101,7 @@ def extras(kept: KeptRun) -> list[str]:
 
 
 def asked(runs: OpenedRuns, kept: KeptRun, name: str) -> dict[str, object]:
-    """The answers for another page; empty if the run does not have this page."""
+    """The responses for another page; empty if the run does not have this page."""
     base = f"run/{kept.at}"
     if name in EXTRAS and not kept.run.rollouts.steps() and not kept.run.evaluations.steps():
         return {}
@@ -109,23 +109,23 @@ def asked(runs: OpenedRuns, kept: KeptRun, name: str) -> dict[str, object]:
         return {}
     queries: list[dict[str, str]] = [{"source": "rollouts"}] if name == "steps" else [{}]
     if name in ("pairs", "demonstrations"):
-        first = exported_answer(runs, f"{base}/{name}") or {}
+        first = exported_response(runs, f"{base}/{name}") or {}
         steps = first.get("steps")
         queries += [{"step": str(step)} for step in (steps if isinstance(steps, list) else [])]
     found: dict[str, object] = {}
     for query in queries:
-        reply = finished_answer(runs, f"{base}/{name}", query)
-        found |= {} if reply is None else {answer_address(f"{base}/{name}", query): reply}
+        reply = finished_response(runs, f"{base}/{name}", query)
+        found |= {} if reply is None else {response_address(f"{base}/{name}", query): reply}
     return found
 
 
-def finished_answer(runs: OpenedRuns, path: str, query: dict[str, str]) -> Answer | None:
-    """An answer that is computed in parts is asked for until it is done."""
-    reply = exported_answer(runs, path, query)
+def finished_response(runs: OpenedRuns, path: str, query: dict[str, str]) -> ViewerResponse | None:
+    """A response that is computed in parts is asked for until it is done."""
+    reply = exported_response(runs, path, query)
     for _ in range(BEHAVIOUR_PARTS):
         if reply is None or reply.get("done", True):
             break
-        reply = exported_answer(runs, path, query)
+        reply = exported_response(runs, path, query)
     return reply
 
 
@@ -133,11 +133,15 @@ def comparisons(runs: OpenedRuns) -> list[tuple[str, dict[str, object]]]:
     """Two runs problem by problem, for the pairs of a few."""
     numbers = range(len(runs.shown) if len(runs.shown) <= MOST_COMPARED else 0)
     queries = [{"a": str(a), "b": str(b)} for a in numbers for b in numbers if a != b]
-    found = [(query, exported_answer(runs, "compare", query)) for query in queries]
-    return [(f"compare {query['a']} {query['b']}", {answer_address("compare", query): reply}) for query, reply in found]
+    found = [(query, exported_response(runs, "compare", query)) for query in queries]
+    return [
+        (f"compare {query['a']} {query['b']}", {response_address("compare", query): reply}) for query, reply in found
+    ]
 
 
-def add_groups(runs: OpenedRuns, kept: list[KeptRun], waiting: dict[int, Iterator[Group]], sized: SizedAnswers) -> None:
+def add_groups(
+    runs: OpenedRuns, kept: list[KeptRun], waiting: dict[int, Iterator[Group]], sized: SizedResponses
+) -> None:
     """Add groups of each run by turns until no more fit, and reserve room for the lists of their rows."""
     misses = 0
     while waiting and misses < MISSES:
@@ -146,18 +150,18 @@ def add_groups(runs: OpenedRuns, kept: list[KeptRun], waiting: dict[int, Iterato
             if group is None:
                 waiting.pop(each.at, None)
                 continue
-            answers, rows = group_answers(runs, each, group, sized.texts)
+            responses, rows = group_responses(runs, each, group, sized.texts)
             room = 2 * PLACE_OF_ROW * len(rows) + ROOM_FOR_LISTS  # in the list of the run and in that of the step
-            if answers and sized.add(answers, reserve=room):
+            if responses and sized.add(responses, reserve=room):
                 misses = 0
                 each.rows[group[0]] += rows
                 each.groups.append(group)
-                sized.add(problem_answers(runs, each, group, rows))
+                sized.add(problem_responses(runs, each, group, rows))
             else:
                 misses += 1
 
 
-def group_answers(
+def group_responses(
     runs: OpenedRuns, kept: KeptRun, group: Group, known: Collection[str]
 ) -> tuple[dict[str, object], list[ShownRollout]]:
     """A group with its rollouts, its step unless that address is known, and the rows of its rollouts."""
@@ -165,34 +169,34 @@ def group_answers(
     base = f"run/{kept.at}"
     found: dict[str, object] = {}
     rows: list[ShownRollout] = []
-    page = exported_answer(runs, f"{base}/group/{source}/{step}/{name}")
+    page = exported_response(runs, f"{base}/group/{source}/{step}/{name}")
     if page is None:
         return {}, []
-    found[answer_address(f"{base}/group/{source}/{step}/{name}")] = page
+    found[response_address(f"{base}/group/{source}/{step}/{name}")] = page
     rollouts = page["rollouts"]
     assert isinstance(rollouts, list)
     for rollout in rollouts:
         path = f"{base}/rollout/{rollout['at']}"
-        reply = exported_answer(runs, path)
+        reply = exported_response(runs, path)
         if reply is not None:
-            found[answer_address(path)] = {
+            found[response_address(path)] = {
                 name: each for name, each in reply.items() if name != "graded"
             }  # not on the page
             row = reply["row"]
             assert isinstance(row, dict)
             rows.append(row)  # type: ignore[arg-type]  # a ShownRollout, as the page has it
-    of_step = answer_address(f"{base}/step/{step}")
-    if source == "rollouts" and of_step not in known and (reply := exported_answer(runs, f"{base}/step/{step}")):
+    of_step = response_address(f"{base}/step/{step}")
+    if source == "rollouts" and of_step not in known and (reply := exported_response(runs, f"{base}/step/{step}")):
         found[of_step] = reply
     return found, rows
 
 
-def problem_answers(runs: OpenedRuns, kept: KeptRun, group: Group, rows: list[ShownRollout]) -> dict[str, object]:
+def problem_responses(runs: OpenedRuns, kept: KeptRun, group: Group, rows: list[ShownRollout]) -> dict[str, object]:
     """The completions of a held-out problem over training."""
     path, query = f"run/{kept.at}/problem", {"id": rows[0]["prompt_id"]} if rows else {}
-    if group[0] == "rollouts" or not query or (reply := exported_answer(runs, path, query)) is None:
+    if group[0] == "rollouts" or not query or (reply := exported_response(runs, path, query)) is None:
         return {}
-    return {answer_address(path, query): reply}
+    return {response_address(path, query): reply}
 
 
 def row_pages(kept: KeptRun) -> dict[str, object]:
@@ -225,7 +229,7 @@ def listed(kept: KeptRun, query: dict[str, str], rows: list[ShownRollout], total
             faults=[],
         )
         bounds = {"offset": str(offset), "limit": str(PAGE_OF_ROWS)}
-        found[answer_address(f"run/{kept.at}/rows", {**query, **bounds})] = page
+        found[response_address(f"run/{kept.at}/rows", {**query, **bounds})] = page
     return found
 
 
@@ -238,16 +242,16 @@ def readable_steps(run: OpenedRun, source: Source) -> list[int]:
     return [step for step, _ in run.files(source).readable([])]
 
 
-def exported_answer(runs: OpenedRuns, path: str, query: dict[str, str] | None = None) -> Answer | None:
-    """None if there is no such answer; an unreadable file is a line on its page."""
+def exported_response(runs: OpenedRuns, path: str, query: dict[str, str] | None = None) -> ViewerResponse | None:
+    """None if there is no such response; an unreadable file is a line on its page."""
     try:
-        return viewer_answer(runs, path, query or {})
-    except NoSuchAnswer:
+        return viewer_response(runs, path, query or {})
+    except NoSuchResponse:
         return None
     except Unreadable as fault:
         return {"faults": [str(fault)]}
 
 
-def answer_address(path: str, query: dict[str, str] | None = None) -> str:
+def response_address(path: str, query: dict[str, str] | None = None) -> str:
     """An address as the page writes it."""
     return f"/api/{quote(path)}" + (f"?{urlencode(query)}" if query else "")

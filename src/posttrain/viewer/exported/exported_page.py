@@ -18,8 +18,8 @@ ENDS_ELEMENT = re.compile(r"</(?=script|style)|<!--", re.IGNORECASE)
 ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
-def page_html(answers: Mapping[str, str], shared: Iterable[str] = ()) -> str:
-    """The page with answers by address and the values that they share, each as JSON text of `embedded_json`."""
+def page_html(responses: Mapping[str, str], shared: Iterable[str] = ()) -> str:
+    """The page with responses by address and the values that they share, each as JSON text of `embedded_json`."""
     index = (PAGE / "index.html").read_text(encoding="utf-8")
     styles = [safe_inside((PAGE / name).read_text(encoding="utf-8")) for name in STYLE.findall(index)]
     scripts = [script(name, kind) for name, kind in SCRIPT.findall(index)]
@@ -27,9 +27,9 @@ def page_html(answers: Mapping[str, str], shared: Iterable[str] = ()) -> str:
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy(styles, scripts)}">\n'
     head, _, rest = SCRIPT.sub("", STYLE.sub("", index)).partition("</head>")
     body, _, end = rest.partition("</body>")
-    data = ",".join(f"{embedded_json(path)}:{answer}" for path, answer in answers.items())
-    data = f'{{"shared":[{",".join(shared)}],"answers":{{{data}}}}}'
-    embedded = f'<script type="application/json" id="answers">{data}</script>\n'
+    data = ",".join(f"{embedded_json(path)}:{response}" for path, response in responses.items())
+    data = f'{{"shared":[{",".join(shared)}],"responses":{{{data}}}}}'
+    embedded = f'<script type="application/json" id="responses">{data}</script>\n'
     code = "".join(f"<script>{each}</script>\n" for each in scripts)
     opened, charset, more = head.partition('<meta charset="utf-8">\n')
     return f"{opened}{charset}{meta}{more}{inside}</head>{body}{embedded}{code}</body>{end}"

@@ -8,7 +8,7 @@ from posttrain.errors import UserError
 from posttrain.viewer.exported.export import export_runs
 from posttrain.viewer.exported.size_limit import size_in_bytes
 from posttrain.viewer.run_folders import holds_runs, is_run, run_folders
-from posttrain.viewer.viewer_answers import OpenedRuns
+from posttrain.viewer.viewer_responses import OpenedRuns
 
 
 @dataclass(frozen=True, slots=True)

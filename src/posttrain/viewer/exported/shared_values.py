@@ -1,4 +1,4 @@
-"""Answers in fewer bytes: what several answers say is in a file once, and they name its place.
+"""Responses in fewer bytes: what several responses say is in a file once, and they name its place.
 
     {"$": 7}                      the shared value 7: a long text, the tokens of a text, or the row of a rollout
     {"$tokens": [3, 5, 3]}        tokens, each a shared value
@@ -7,7 +7,7 @@
     {"$sums": [4, 1, 3]}          running sums: 4, 5, 8
     {"$entries": [["$a", 1]]}     an object with a key that begins with `$`
 
-Floats have 4 significant digits, and more where their whole part has.  `exported_answers.js` reads this.
+Floats have 4 significant digits, and more where their whole part has.  `exported_responses.js` reads this.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from typing import cast
 
 from posttrain.viewer.exported.exported_page import embedded_json
-from posttrain.viewer.rollout_answers import Alternative, Piece, ShownRollout
+from posttrain.viewer.rollout_responses import Alternative, Piece, ShownRollout
 
 SHORTEST_SHARED = 24
 """Characters of a text that is shared; a place takes about ten."""

@@ -1,4 +1,4 @@
-"""Answers that fit a size, counted in their bytes in the file."""
+"""Responses that fit a size, counted in their bytes in the file."""
 
 import re
 from collections.abc import Mapping
@@ -18,18 +18,18 @@ def size_in_bytes(text: str) -> int:
     return int(float(found[1]) * UNITS[(found[2] or "").upper()])
 
 
-class SizedAnswers:
-    """Answers by address, as JSON texts, up to a limit of bytes."""
+class SizedResponses:
+    """Responses by address, as JSON texts, up to a limit of bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used, self.reserved = limit, 0, 0
         self.texts: dict[str, str] = {}
         self.shared = SharedValues()
 
-    def add(self, answers: Mapping[str, object], *, reserve: int = 0) -> bool:
-        """Add all of these answers and reserve bytes for later ones, or do neither where that is too much."""
+    def add(self, responses: Mapping[str, object], *, reserve: int = 0) -> bool:
+        """Add all of these responses and reserve bytes for later ones, or do neither where that is too much."""
         known = len(self.shared.places)
-        compact = {path: self.shared.compact(each) for path, each in answers.items() if path not in self.texts}
+        compact = {path: self.shared.compact(each) for path, each in responses.items() if path not in self.texts}
         texts = {path: embedded_json(each) for path, each in compact.items()}
         size = sum(len(embedded_json(path)) + len(text) + 2 for path, text in texts.items())  # a colon and a comma
         if self.used + size + self.shared.size + self.reserved + reserve > self.limit:

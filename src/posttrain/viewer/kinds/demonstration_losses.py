@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from posttrain.viewer.answer_types import Number
 from posttrain.viewer.folder_files import json_number, noting
-from posttrain.viewer.kinds.kind_answers import DemonstrationPage, DemonstrationRow
+from posttrain.viewer.kinds.kind_responses import DemonstrationPage, DemonstrationRow
 from posttrain.viewer.opened_run import OpenedRun
-from posttrain.viewer.rollout_answers import Piece
+from posttrain.viewer.response_types import Number
+from posttrain.viewer.rollout_responses import Piece
 
 COLUMNS = ("example", "tokens", "learned", "logprobs")
 MOST_EXAMPLE_TOKENS = 4000

@@ -9,12 +9,12 @@ from types import MappingProxyType
 import numpy as np
 from numpy import ndarray
 
-from posttrain.viewer.answer_types import Curves, Number
 from posttrain.viewer.folder_files import content_or, json_number
-from posttrain.viewer.kinds.kind_answers import GridArrows, GridMap, GridPage
+from posttrain.viewer.kinds.kind_responses import GridArrows, GridMap, GridPage
 from posttrain.viewer.kinds.run_pictures import pictures_of
 from posttrain.viewer.metric_curves import Drawn, line_of
 from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.response_types import Curves, Number
 
 MOST_BYTES = 64 << 20
 """Of an array, unpacked."""

@@ -3,7 +3,7 @@
 from base64 import b64encode
 
 from posttrain.viewer.folder_files import WholeFile, content_or
-from posttrain.viewer.kinds.kind_answers import PicturePage
+from posttrain.viewer.kinds.kind_responses import PicturePage
 from posttrain.viewer.opened_run import OpenedRun
 
 PICTURES = {

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from posttrain.viewer.answer_types import Curves, Line, Number
 from posttrain.viewer.folder_files import content_or, json_number, mapping, parsed_object
-from posttrain.viewer.kinds.kind_answers import ComparedCell, ComparedVariant, ComparisonPage, PhaseEntry, PhasesPage
+from posttrain.viewer.kinds.kind_responses import ComparedCell, ComparedVariant, ComparisonPage, PhaseEntry, PhasesPage
 from posttrain.viewer.kinds.run_pictures import pictures_of
 from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.response_types import Curves, Line, Number
 from posttrain.viewer.run_overview import measures, named_numbers
 
 NUMBERS = ("greedy", "pass_at_8", "mean_length", "kl_per_completion", "kl_per_token", "steps", "sampled_tokens")

@@ -7,12 +7,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from posttrain.viewer.answer_types import Number
 from posttrain.viewer.folder_files import content_or, json_number, mapping, noting
-from posttrain.viewer.kinds.kind_answers import CalibrationCurve, CalibrationPoint, PairPage, PairRow
+from posttrain.viewer.kinds.kind_responses import CalibrationCurve, CalibrationPoint, PairPage, PairRow
 from posttrain.viewer.kinds.pair_lines import PairLines, row_text
 from posttrain.viewer.metric_lines import Values
 from posttrain.viewer.opened_run import OpenedRun
+from posttrain.viewer.response_types import Number
 
 SCORES = {
     "reward-model": ("output of the reward model", "log-odds"),

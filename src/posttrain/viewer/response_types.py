@@ -17,7 +17,7 @@
 R is a run's number in the list.  S is `rollouts` or `evaluations`, N a step.  D is a group and J a rollout in it, as in
 the fields `group` and `rollout` of a row: numbers for rollouts, and texts such as `after-12` and `greedy-0` for
 evaluations, since one step can have several.  `at` of a row is "S/N/D/J".  Each unreadable file is one line in
-`faults`.  Types for rollouts are in rollout_answers.py, for problems in problem_answers.py.
+`faults`.  Types for rollouts are in rollout_responses.py, for problems in problem_responses.py.
 """
 
 from typing import Literal, TypedDict

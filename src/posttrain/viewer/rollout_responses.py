@@ -1,8 +1,8 @@
-"""Answers about steps, groups and rollouts; see answer_types.py."""
+"""Responses about steps, groups and rollouts; see response_types.py."""
 
 from typing import Literal, NotRequired, TypedDict
 
-from posttrain.viewer.answer_types import Link, Number, Source
+from posttrain.viewer.response_types import Link, Number, Source
 
 
 class StepRow(TypedDict):

@@ -1,7 +1,7 @@
-// Reads the answers of an exported file. What several answers say is in the file once; shared_values.py lists the forms.
+// Reads the responses of an exported file. What several responses say is in the file once; shared_values.py lists the forms.
 
-// A function that returns the answer to a path, or undefined; `file` is {shared: [value], answers: {path: value}}.
-export function answersOf(file) {
+// A function that returns the response to a path, or undefined; `file` is {shared: [value], responses: {path: value}}.
+export function responsesOf(file) {
   const found = new Map(); // place -> value
   const shared = (place) => {
     if (!found.has(place)) found.set(place, restored(file.shared[place]));
@@ -26,5 +26,5 @@ export function answersOf(file) {
     if (form !== undefined && form.startsWith("$")) return forms[form](value[form]);
     return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, restored(each)]));
   }
-  return (path) => (Object.hasOwn(file.answers, path) ? restored(file.answers[path]) : undefined);
+  return (path) => (Object.hasOwn(file.responses, path) ? restored(file.responses[path]) : undefined);
 }

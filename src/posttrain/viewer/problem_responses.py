@@ -1,9 +1,9 @@
-"""Answers about problems over training, held-out problems, two runs, and behaviours; see answer_types.py."""
+"""Responses about problems over training, held-out problems, two runs, and behaviours; see response_types.py."""
 
 from typing import Literal, TypedDict
 
-from posttrain.viewer.answer_types import Curves, Link, Number, RunEntry, Source
-from posttrain.viewer.rollout_answers import ShownRollout
+from posttrain.viewer.response_types import Curves, Link, Number, RunEntry, Source
+from posttrain.viewer.rollout_responses import ShownRollout
 
 
 class Asked(TypedDict):

@@ -1,4 +1,4 @@
-"""Answers for the pages of each kind of run; see answer_types.py.
+"""Responses for the pages of each kind of run; see response_types.py.
 
 /api/run/R/pairs?step=N&sort=S&offset=O&limit=L    PairPage         reward-model, dpo, collect
 /api/run/R/demonstrations?step=N                   DemonstrationPage    sft
@@ -10,8 +10,8 @@
 
 from typing import TypedDict
 
-from posttrain.viewer.answer_types import Curves, Measure, Number
-from posttrain.viewer.rollout_answers import Piece
+from posttrain.viewer.response_types import Curves, Measure, Number
+from posttrain.viewer.rollout_responses import Piece
 
 
 class CalibrationPoint(TypedDict):

@@ -1,4 +1,4 @@
-"""One function from an address to its answer, for the server, for an exported file and for a notebook."""
+"""One function from an address to its response, for the server, for an exported file and for a notebook."""
 
 import math
 import re
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from posttrain.viewer.answer_types import KindPage, RunList, Source
 from posttrain.viewer.behaviour_curves import BehaviourCurves
 from posttrain.viewer.folder_files import content_or
 from posttrain.viewer.held_out_pages import compared_runs, held_out_page
@@ -18,6 +17,7 @@ from posttrain.viewer.kinds.run_tables import comparison_page, phases_page
 from posttrain.viewer.kinds.scored_pairs import pair_page
 from posttrain.viewer.opened_run import OpenedRun
 from posttrain.viewer.problem_pages import ProblemIndex
+from posttrain.viewer.response_types import KindPage, RunList, Source
 from posttrain.viewer.rollout_page import rollout_page
 from posttrain.viewer.rollout_rows import RowPages
 from posttrain.viewer.row_selections import RowQuery, WrongQuery
@@ -37,16 +37,16 @@ PAGES_OF_KINDS = {
 """Kinds of runs with their own page -> its address and title."""
 PAGE_BOUNDS = {"offset": "0", "limit": "50"}
 Query = Mapping[str, str]
-Answer = Mapping[str, object]
+ViewerResponse = Mapping[str, object]
 
 
-class NoSuchAnswer(Exception):
-    """There is no answer at an address."""
+class NoSuchResponse(Exception):
+    """There is no response at an address."""
 
 
 @dataclass(frozen=True)
 class ShownRun:
-    """A run, and what is cached between answers about it."""
+    """A run, and what is cached between responses about it."""
 
     run: OpenedRun
 
@@ -123,18 +123,18 @@ class AskedFor:
         return query_source(self.query.get("source", "rollouts"))
 
 
-def viewer_answer(runs: OpenedRuns, path: str, query: Query) -> Answer:
-    """The answer at an address after `/api/`.  Raises NoSuchAnswer, WrongQuery, and Unreadable for a file."""
+def viewer_response(runs: OpenedRuns, path: str, query: Query) -> ViewerResponse:
+    """The response at an address after `/api/`.  Raises NoSuchResponse, WrongQuery, and Unreadable for a file."""
     for pattern, reply in ADDRESSES.items():
         if found := re.fullmatch(pattern, path, re.ASCII):
             at, *rest = found.groups() or ("0",)
             if pattern.startswith("run/") and int(at) >= len(runs.shown):
-                raise NoSuchAnswer(f"{path}: there are {len(runs.shown)} runs")
+                raise NoSuchResponse(f"{path}: there are {len(runs.shown)} runs")
             return reply(AskedFor(runs, int(at), rest, query))
-    raise NoSuchAnswer(f"{path[:200]}: no such answer")
+    raise NoSuchResponse(f"{path[:200]}: no such response")
 
 
-def run_list(asked: AskedFor) -> Answer:
+def run_list(asked: AskedFor) -> ViewerResponse:
     """All runs; below a folder also those that were begun since, and without those that were removed."""
     runs = asked.runs
     faults = runs.look_again()
@@ -148,7 +148,7 @@ def run_list(asked: AskedFor) -> Answer:
     )
 
 
-def run_overview(asked: AskedFor) -> Answer:
+def run_overview(asked: AskedFor) -> ViewerResponse:
     shown, run = asked.runs.shown, asked.run
     part_of = enclosing(shown, run)
     others = [at for at in range(len(shown)) if at != asked.at]
@@ -174,38 +174,38 @@ def kind_pages(run: OpenedRun) -> list[KindPage]:
     return [KindPage(path=path, title=title)]
 
 
-def pairs(asked: AskedFor) -> Answer:
+def pairs(asked: AskedFor) -> ViewerResponse:
     require_page(asked.run, "pairs")
     numbers = {name: whole_number(name, asked.query.get(name, default)) for name, default in PAGE_BOUNDS.items()}
     return pair_page(asked.run, step=asked.step, sort=asked.query.get("sort", ""), **numbers)
 
 
-def demonstrations(asked: AskedFor) -> Answer:
+def demonstrations(asked: AskedFor) -> ViewerResponse:
     require_page(asked.run, "demonstrations")
     return demonstration_page(asked.run, asked.step)
 
 
-def grid(asked: AskedFor) -> Answer:
+def grid(asked: AskedFor) -> ViewerResponse:
     require_page(asked.run, "grid")
     return grid_page(asked.run)
 
 
-def comparison_answer(asked: AskedFor) -> Answer:
+def comparison_response(asked: AskedFor) -> ViewerResponse:
     require_page(asked.run, "comparison")
     return comparison_page(asked.run, [each.run for each in asked.runs.shown])
 
 
-def phases(asked: AskedFor) -> Answer:
+def phases(asked: AskedFor) -> ViewerResponse:
     require_page(asked.run, "phases")
     return phases_page(asked.run, [each.run for each in asked.runs.shown])
 
 
 def require_page(run: OpenedRun, path: str) -> None:
     if path not in [each["path"] for each in kind_pages(run)]:
-        raise NoSuchAnswer(f"{path}: is not a page of this kind of run")
+        raise NoSuchResponse(f"{path}: is not a page of this kind of run")
 
 
-def row_page(asked: AskedFor) -> Answer:
+def row_page(asked: AskedFor) -> ViewerResponse:
     """Some rows, chosen by the query."""
     query = asked.query
     chosen = RowQuery(
@@ -226,36 +226,36 @@ def row_page(asked: AskedFor) -> Answer:
     return asked.shown.row_pages.page(chosen, offset, whole_number("limit", query.get("limit", "100")))
 
 
-def group(asked: AskedFor) -> Answer:
+def group(asked: AskedFor) -> ViewerResponse:
     source, step, name = asked.path
     found = group_page(asked.run, query_source(source), int(step), name)
     if found is None:
-        raise NoSuchAnswer(f"{source}/{step}/{name}: no such group in this step")
+        raise NoSuchResponse(f"{source}/{step}/{name}: no such group in this step")
     return found
 
 
-def rollout(asked: AskedFor) -> Answer:
+def rollout(asked: AskedFor) -> ViewerResponse:
     source, step, *names = asked.path
     found = rollout_page(asked.run, query_source(source), int(step), (names[0], names[1]))
     if found is None:
-        raise NoSuchAnswer(f"{source}/{step}/{'/'.join(names)}: no such rollout in this step")
+        raise NoSuchResponse(f"{source}/{step}/{'/'.join(names)}: no such rollout in this step")
     return found
 
 
-def problem_answer(asked: AskedFor) -> Answer:
+def problem_response(asked: AskedFor) -> ViewerResponse:
     name = asked.query.get("id", "")
     found = asked.shown.problems.page(name)
     if found is None:
-        raise NoSuchAnswer(f"{name[:80]!r}: no such problem in this run")
+        raise NoSuchResponse(f"{name[:80]!r}: no such problem in this run")
     return found
 
 
-def compare(asked: AskedFor) -> Answer:
+def compare(asked: AskedFor) -> ViewerResponse:
     """The two runs with the numbers in the query."""
     a, b = (whole_number(name, asked.query.get(name, "")) for name in ("a", "b"))
     shown = asked.runs.shown
     if max(a, b) >= len(shown):
-        raise NoSuchAnswer(f"compare: there are {len(shown)} runs")
+        raise NoSuchResponse(f"compare: there are {len(shown)} runs")
     return compared_runs(shown[a].run, shown[b].run, (a, b))
 
 
@@ -288,7 +288,7 @@ def query_bound(name: str, query: Query) -> float | None:
 
 SOURCE, STEP, NAME = "(rollouts|evaluations)", r"(\d{1,12})", r"([\w-]{1,60})"
 RUN = r"run/(\d{1,6})"
-ADDRESSES: dict[str, Callable[[AskedFor], Answer]] = {
+ADDRESSES: dict[str, Callable[[AskedFor], ViewerResponse]] = {
     "runs": run_list,
     f"{RUN}/state": lambda asked: run_version(asked.run),
     f"{RUN}/overview": run_overview,
@@ -297,7 +297,7 @@ ADDRESSES: dict[str, Callable[[AskedFor], Answer]] = {
     f"{RUN}/step/{STEP}": lambda asked: step_page(asked.run, asked.source, int(asked.path[0])),
     "compare": compare,
     f"{RUN}/problems": lambda asked: asked.shown.problems.listed(asked.query.get("text", "")),
-    f"{RUN}/problem": problem_answer,
+    f"{RUN}/problem": problem_response,
     f"{RUN}/behaviours": lambda asked: asked.shown.behaviours.page(),
     f"{RUN}/held-out": lambda asked: held_out_page(asked.run),
     f"{RUN}/group/{SOURCE}/{STEP}/{NAME}": group,
@@ -305,7 +305,7 @@ ADDRESSES: dict[str, Callable[[AskedFor], Answer]] = {
     f"{RUN}/pairs": pairs,
     f"{RUN}/demonstrations": demonstrations,
     f"{RUN}/grid": grid,
-    f"{RUN}/comparison": comparison_answer,
+    f"{RUN}/comparison": comparison_response,
     f"{RUN}/phases": phases,
     f"{RUN}/picture/({'|'.join(PICTURES)})": lambda asked: picture_page(asked.run, asked.path[0]),
 }

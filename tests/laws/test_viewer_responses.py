@@ -17,7 +17,7 @@ from posttrain.viewer.row_selections import RowQuery
 from posttrain.viewer.run_folders import run_folders
 from posttrain.viewer.step_pages import partings
 from posttrain.viewer.token_pieces import TokenPieces
-from posttrain.viewer.viewer_answers import OpenedRuns, viewer_answer
+from posttrain.viewer.viewer_responses import OpenedRuns, viewer_response
 from tests.support.hostile_texts import HOSTILE
 from tests.support.viewed_folders import (
     END,
@@ -235,10 +235,10 @@ def test_nothing_of_torch_is_loaded(run: Path) -> None:
     import sys
 
     program = (
-        "import sys, pathlib; from posttrain.viewer.viewer_answers import OpenedRuns, viewer_answer;"
+        "import sys, pathlib; from posttrain.viewer.viewer_responses import OpenedRuns, viewer_response;"
         " from posttrain.server.viewer_routes import RunViewer;"
         f" runs = OpenedRuns.of([pathlib.Path({str(run)!r})]);"
-        " [viewer_answer(runs, path, {}) for path in ('runs', 'run/0/overview', 'run/0/rows', 'run/0/behaviours',"
+        " [viewer_response(runs, path, {}) for path in ('runs', 'run/0/overview', 'run/0/rows', 'run/0/behaviours',"
         " 'run/0/held-out', 'run/0/problems', 'run/0/step/1', 'run/0/rollout/rollouts/1/0/0')];"
         " print(sorted({'torch', 'transformers', 'tokenizers', 'matplotlib'} & set(sys.modules)))"
     )
@@ -263,17 +263,17 @@ def test_the_list_says_what_was_not_searched_and_leaves_out_what_was_removed(
     for name in ("a", "b", "1/2/3/4/5/deep"):
         write_run(tmp_path / name, 1)
     runs = OpenedRuns.of(run_folders(tmp_path), below=tmp_path)
-    listed = viewer_answer(runs, "runs", {})
+    listed = viewer_response(runs, "runs", {})
     assert {each["name"] for each in listed["runs"]} == {"a", "b"}
     [fault] = listed["faults"]
     assert "not searched, such as" in fault
     assert str(tmp_path / "1/2/3/4/5") in fault
     numbers = {each["name"]: each["run"] for each in listed["runs"]}
     shutil.rmtree(tmp_path / "a")
-    assert [(each["name"], each["run"]) for each in viewer_answer(runs, "runs", {})["runs"]] == [("b", numbers["b"])]
+    assert [(each["name"], each["run"]) for each in viewer_response(runs, "runs", {})["runs"]] == [("b", numbers["b"])]
     monkeypatch.setattr("posttrain.viewer.run_folders.MOST_RUNS", 1)
     write_run(tmp_path / "c", 1)
-    assert any("only the first 1 runs" in each for each in viewer_answer(runs, "runs", {})["faults"])
+    assert any("only the first 1 runs" in each for each in viewer_response(runs, "runs", {})["faults"])
 
 
 def test_a_list_of_runs_reads_only_the_end_of_their_metrics_and_finds_runs_that_begin(tmp_path: Path) -> None:
@@ -282,11 +282,11 @@ def test_a_list_of_runs_reads_only_the_end_of_their_metrics_and_finds_runs_that_
     for step in range(4, 20):
         add_line(run, "metrics.jsonl", {"step": step, "reward": step / 100, **padding})
     runs = OpenedRuns.of(run_folders(tmp_path), below=tmp_path)
-    [entry] = viewer_answer(runs, "runs", {})["runs"]
+    [entry] = viewer_response(runs, "runs", {})["runs"]
     assert (entry["last_step"], entry["reward"], entry["faults"]) == (19, 0.19, [])
     write_run(tmp_path / "another")
-    assert [each["name"] for each in viewer_answer(runs, "runs", {})["runs"]] == ["run", "another"]
-    assert len(viewer_answer(runs, "run/0/overview", {})["curves"][0]["lines"][0]["steps"]) == 19
+    assert [each["name"] for each in viewer_response(runs, "runs", {})["runs"]] == ["run", "another"]
+    assert len(viewer_response(runs, "run/0/overview", {})["curves"][0]["lines"][0]["steps"]) == 19
 
 
 def test_json_has_no_number_that_json_lacks(tmp_path: Path) -> None:
