@@ -74,10 +74,10 @@ def log_ratio(
     own = logprobs - behaviour_logprobs
     if level == "token":
         return own
-    lengths = rollout.bincount()
-    total = own.new_zeros(len(lengths)).index_add(0, rollout, own)
+    total = torch.zeros_like(own).index_add(0, rollout, own)  # room for one completion a token: a GPU is not asked
     if level == "sequence_mean":
-        total = total / lengths
+        lengths = torch.zeros_like(rollout).index_add(0, rollout, torch.ones_like(rollout))
+        total = total / lengths.clamp(min=1)
     return total[rollout]
 
 

@@ -21,6 +21,7 @@ from posttrain.models.shared_prompt import attention as attentions
 from posttrain.models.shared_prompt.attention import AttentionKind
 from posttrain.models.shared_prompt.decoder import Attend, DecoderLayer, Positions
 from posttrain.models.shared_prompt.linear import Matrix, for_inference, linear
+from posttrain.models.transfers import numbers_on
 
 ROUND_TO = 32
 """Tokens that a step or a prefill attends to are a multiple of this.  The bits of a row's result then do not depend on
@@ -29,14 +30,29 @@ GRAPH_BLOCK = 256
 """Cached tokens that a captured step attends to are a multiple of this."""
 
 
+class RowLengths:
+    """Tokens of each row, on the CPU and on the device.  Both are counted, so neither asks the other."""
+
+    def __init__(self) -> None:
+        self.known = self.there = torch.zeros(0, dtype=torch.long)
+
+    def put(self, lengths: Int64[Tensor, " row"], device: torch.device) -> None:
+        self.known, self.there = lengths, lengths.to(device, non_blocking=True)
+
+    def grow(self) -> None:
+        """One more token in every row."""
+        both_on_cpu = self.there.device.type == "cpu"
+        self.known = self.known + 1
+        self.there = self.known if both_on_cpu else self.there + 1
+
+
 class KeyValueSlots:
     """Keys and values of all layers for up to `capacity` tokens a row; rows come and go, the rest stay in place."""
 
     def __init__(self, *, block: int = BLOCK, round_rows: bool = False) -> None:
         """Room grows by `block` tokens a row; with `round_rows`, rows come in powers of two and room never shrinks."""
         self._block, self._round_rows = block, round_rows
-        self.lengths = torch.zeros(0, dtype=torch.long)
-        """Tokens that each row holds."""
+        self._lengths = RowLengths()
         self.layers: list[Tensor] = []
         """All allocated storage, unused rows and columns included, [two row kv_heads capacity width] for each layer.
 
@@ -48,7 +64,17 @@ class KeyValueSlots:
 
     @property
     def num_rows(self) -> int:
-        return len(self.lengths)
+        return len(self._lengths.known)
+
+    @property
+    def lengths(self) -> Int64[Tensor, " row"]:
+        """Tokens that each row holds, on the device."""
+        return self._lengths.there
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return int(self._lengths.known.max())
 
     @property
     def room(self) -> tuple[int, int]:
@@ -56,17 +82,18 @@ class KeyValueSlots:
         return (self.layers[0].shape[1], self.layers[0].shape[3]) if self.layers else (0, 0)
 
     def clear(self) -> None:
-        self.lengths = self.lengths[:0]
+        self._lengths = RowLengths()
 
     def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"], prompts: Prompts = None) -> None:
         """Append rows whose first `lengths` tokens are cached already; later columns are padding.
 
         All layers are one tensor, [prompt two layer kv_heads time width].
         """
-        rows_first = cached[0] if prompts is None else cached[0].index_select(0, prompts)
-        before = self.num_rows
-        self.lengths = torch.cat([self.lengths.to(lengths.device), lengths])
-        longest = int(self.lengths.max())
+        rows_first, device, before = cached[0], cached[0].device, self.num_rows
+        if prompts is not None:
+            rows_first = rows_first.index_select(0, prompts.to(device, non_blocking=True))
+        self._lengths.put(torch.cat([self._lengths.known, lengths]), device)
+        longest = self.longest
         _, two, num_layers, kv_heads, _, width = rows_first.shape
         if not self.layers:
             self.layers += [rows_first.new_empty(two, 0, kv_heads, 0, width) for _ in range(num_layers)]
@@ -75,30 +102,36 @@ class KeyValueSlots:
         for layer, new in zip(self.layers, kept.unbind(2), strict=True):
             layer[:, before : self.num_rows, :, : kept.shape[4]] = new.movedim(0, 1)
 
-    def row(self, row: int) -> tuple[list[Tensor], int]:
-        length = int(self.lengths[row])
-        return [torch.stack([layer[:, row, :, :length] for layer in self.layers], dim=1)[None]], length
+    def row(self, row: int) -> list[Tensor]:
+        length = int(self._lengths.known[row])
+        return [torch.stack([layer[:, row, :, :length] for layer in self.layers], dim=1)[None]]
 
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
+        known, device = self._lengths.known, self.lengths.device
         if len(source):
+            old, new = (each.to(device, non_blocking=True) for each in (source, target))
             for layer in self.layers:
-                layer[:, target] = layer[:, source]
-            self.lengths[target] = self.lengths[source]
-        self.lengths = self.lengths[:num_left]
+                layer[:, new] = layer[:, old]
+        self._lengths.put(known.index_copy(0, target, known[source])[:num_left], device)
 
     def begin_step(self) -> Int64[Tensor, " row"]:
         """Make room for one token a row; returns its position in each row."""
-        self._width = attentions.rounded_up(int(self.lengths.max()) + 1, min(ROUND_TO, self._block))
+        self._width = attentions.rounded_up(self.longest + 1, min(ROUND_TO, self._block))
         self._reserve(self._width)
         self._rows = torch.arange(self.num_rows, device=self.lengths.device)
         return self.lengths
 
     def end_step(self) -> None:
-        self.lengths = self.lengths + 1
+        self._lengths.grow()
 
     def visible(self, window: int | None = None) -> Bool[Tensor, "row time"]:
         """Which cached tokens each row sees during a step: its last `window`, or all, with the one being written."""
         return attentions.in_sight(self.lengths[:, None], torch.arange(self._width, device=self.lengths.device), window)
+
+    def hides(self, window: int | None = None) -> bool:
+        """Whether there is a cached column that some row does not see during a step."""
+        shortest = int(self._lengths.known.min())
+        return shortest + 1 < self._width or (window is not None and self.longest >= window)
 
     def write(
         self, layer: int, key: Float[Tensor, "row kv_heads width"], value: Float[Tensor, "row kv_heads width"]
@@ -167,12 +200,13 @@ class DecoderSteps(Steps):
             kept.append((key, value))
             return attention(layer, kind, query, key, value)
 
-        tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
-        starts = torch.tensor(layout.root_starts, device=self.device)
-        lengths = torch.tensor(layout.root_lengths, device=self.device)
-        logits = self.logits(tokens, attention.indices.positions, attend, wanted=starts + lengths - 1)
-        time = torch.arange(max(layout.root_lengths), device=self.device)
+        tokens = numbers_on(self.device, [token for prompt in prompts for token in prompt])
+        starts, lengths = torch.tensor(layout.root_starts), torch.tensor(layout.root_lengths)
+        last = (starts + lengths - 1).to(self.device, non_blocking=True)
+        logits = self.logits(tokens, attention.indices.positions, attend, wanted=last)
+        time = torch.arange(max(layout.root_lengths))
         index = starts[:, None] + torch.minimum(time, lengths[:, None] - 1)  # [prompt time]
+        index = index.to(self.device, non_blocking=True)
         stacked = torch.stack([torch.stack([kv[which] for kv in kept]) for which in (0, 1)])
         padded = stacked[:, :, index].transpose(3, 4).movedim(2, 0)  # [prompt two layer kv_heads time width]
         return PrefilledPrompts(logits=logits, cached=[padded], lengths=lengths)
@@ -180,8 +214,7 @@ class DecoderSteps(Steps):
     def step(self, tokens: Int64[Tensor, " row"], slots: KeyValueSlots) -> Float[Tensor, "row vocab"]:
         @cache
         def hidden_from(window: int | None) -> Tensor | None:
-            hidden = ~slots.visible(window)
-            return hidden if bool(hidden.any()) else None
+            return ~slots.visible(window) if slots.hides(window) else None
 
         def attend(layer: int, kind: AttentionKind, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             keys, values = slots.write(layer, key, value)
@@ -257,7 +290,7 @@ class StaticSteps(DecoderSteps):
     def step(self, tokens: Int64[Tensor, " row"], slots: KeyValueSlots) -> Float[Tensor, "row vocab"]:
         lengths = slots.begin_step()
         rows = power_of_two(len(tokens))
-        width = (int(lengths.max()) // GRAPH_BLOCK + 1) * GRAPH_BLOCK
+        width = (slots.longest // GRAPH_BLOCK + 1) * GRAPH_BLOCK
         key = (id(slots), slots.times_moved, rows, width)
         if key not in self._steps:
             self._steps = {each: step for each, step in self._steps.items() if each[0] != key[0] or each[:2] == key[:2]}

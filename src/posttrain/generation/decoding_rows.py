@@ -1,21 +1,23 @@
 """The rows that are decoded together, one token each at a time, and the forward passes that they need."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from posttrain.generation.request import Continuation, Request, Sampled, uniform_table
+from posttrain.generation.row_columns import Columns, KeptRow, Member
 from posttrain.generation.sampling import require_finite, sample
 from posttrain.generation.steps import DrawingSteps, PrefilledPrompts, Steps
 from posttrain.models.native.native_decoder import DrawRequest
 from posttrain.models.policy import Policy
-from posttrain.records import Alternatives, Finish
+from posttrain.models.transfers import numbers_on, on_cpu
+from posttrain.records import Finish
 
 PREFILL_TOKENS = 16384
 """Tokens of prefixes that go through the model at once."""
@@ -32,100 +34,18 @@ class PendingPrefix:
     waiting: deque[Continuation]
 
 
+ASK_GPU_EVERY = 8
+"""Steps between two questions to a GPU which rows have ended: the CPU waits for each answer."""
+
+
 @dataclass(frozen=True, slots=True)
-class KeptRow:
-    """The cache of a completion that has ended, for a continuation of it."""
+class EndedRows:
+    """Rows that were taken out together, whose tokens have not been read."""
 
-    tokens: tuple[int, ...]
-    cached: Sequence[Tensor]
-    length: int
-    """Tokens in the cache: all but the last, which has predicted nothing yet."""
-    prefilled: int
-    """How many of them one prefill computed; the others went through the model one per step."""
-
-
-@dataclass(slots=True)
-class Member:
-    """A row being decoded."""
-
-    continuation: Continuation
-    given: list[int]
-    """Tokens of the prefix that have yet to go through the model, the next one last."""
-    prefilled: int
-    """See `KeptRow.prefilled`."""
-    versions: list[tuple[int, int]] = field(default_factory=list)
-    """(version, tokens): what earlier weights sampled of it."""
-
-    def spans(self, version: int, length: int) -> list[tuple[int, int]]:
-        """The weights' versions for its `length` tokens; `version` sampled the last ones."""
-        rest = length - sum(count for _, count in self.versions)
-        return [*self.versions, *([(version, rest)] if rest else [])]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """The rows being decoded, one entry a row; entries are written as tokens are sampled."""
-
-    count: Int64[Tensor, " row"]
-    """Tokens sampled so far."""
-    limit: Int64[Tensor, " row"]
-    """Tokens after which the completion is cut off."""
-    uniforms: Float64[Tensor, "row position"]
-    """The uniform number that each token is drawn with."""
-    tokens: Int64[Tensor, "row position"]
-    logprobs: Float64[Tensor, "row position"]
-    cut_logprobs: Float64[Tensor, "row position"]
-    alternatives: Int64[Tensor, "row position kept"]
-    alternative_logprobs: Float64[Tensor, "row position kept"]
-
-    @staticmethod
-    def empty(num_alternatives: int, device: torch.device) -> "Columns":
-        """No rows, of completions of no tokens, with this many alternatives of each token."""
-        number = torch.zeros(0, 0, num_alternatives, dtype=torch.long, device=device)
-        real = number.double()
-        return Columns(
-            count=number.new_zeros(0),
-            limit=number.new_zeros(0),
-            uniforms=real.new_zeros(0, 0),
-            tokens=number.new_zeros(0, 0),
-            logprobs=real.new_zeros(0, 0),
-            cut_logprobs=real.new_zeros(0, 0),
-            alternatives=number,
-            alternative_logprobs=real,
-        )
-
-    def map(self, change: Callable[[str, Tensor], Tensor]) -> "Columns":
-        """Every column, changed by name."""
-        return Columns(**{each.name: change(each.name, getattr(self, each.name)) for each in fields(self)})
-
-    def alternatives_of(self, row: int, length: int) -> Alternatives:
-        both = (self.alternatives[row, :length].tolist(), self.alternative_logprobs[row, :length].tolist())
-        return tuple(tuple(zip(tokens, logprobs, strict=True)) for tokens, logprobs in zip(*both, strict=True))
-
-    @property
-    def width(self) -> int:
-        return self.tokens.shape[1]
-
-    def add(self, limit: Int64[Tensor, " new"], uniforms: Float64[Tensor, "new position"]) -> "Columns":
-        """These rows, followed by new ones that have no token yet, with room for their tokens."""
-        new, more = {"limit": limit, "uniforms": uniforms}, uniforms.shape[1] - self.width
-
-        def extended(name: str, values: Tensor) -> Tensor:
-            if values.ndim > 1 and more:
-                values = torch.nn.functional.pad(values, (*(0, 0) * (values.ndim - 2), 0, more))
-            empty = values.new_zeros(len(limit), *values.shape[1:])
-            return torch.cat([values, new.get(name, empty)])
-
-        return self.map(extended)
-
-    def keep(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> "Columns":
-        """The first `num_left` rows, after those at `source` have taken the places at `target`."""
-
-        def kept(_: str, values: Tensor) -> Tensor:
-            values[target] = values[source]
-            return values[:num_left]
-
-        return self.map(kept)
+    members: Sequence[Member]
+    columns: Columns
+    caches: Sequence[Sequence[Tensor] | None]
+    """Where caches are kept."""
 
 
 class Rows:
@@ -134,12 +54,16 @@ class Rows:
     def __init__(self, policy: Policy, steps: Steps, request: Request, *, weights_version: int) -> None:
         self.policy, self.steps, self.request = policy, steps, request
         self.weights_version, self.slots = weights_version, steps.slots()
-        self.stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
-        self.suppressed = torch.tensor(request.suppressed, dtype=torch.long, device=policy.device)
+        self.stop_ids = numbers_on(policy.device, policy.stop_ids)
+        self.suppressed = numbers_on(policy.device, request.suppressed)
         self.members: list[Member] = []
         self.columns = Columns.empty(request.keep_alternatives, policy.device)
         self.finished: list[tuple[Sampled, KeptRow | None]] = []
         """Completions that are done and were not taken, each with its cache where caches are kept."""
+        self._ended: list[EndedRows] = []
+        self._step = self._asked = 0  # decoding steps so far, and the step after which a GPU was last asked
+        waits = policy.device.type != "cpu" and not request.stop_texts
+        self._ask_every = ASK_GPU_EVERY if waits else 1
         self._any_given = False
         self._may_complete: dict[int, bool] = {}
 
@@ -155,24 +79,31 @@ class Rows:
         done = 0
         for _, run in groupby((item for item, _ in rows), key=lambda item: id(item.prefilled)):
             items = list(run)  # in order, those that share one prefill
-            prefilled, at = items[0].prefilled, torch.tensor([item.row for item in items], device=device)
-            self.slots.add(prefilled.cached, prefilled.lengths.index_select(0, at), at)
+            prefilled, rows_at = items[0].prefilled, torch.tensor([item.row for item in items])
+            self.slots.add(prefilled.cached, prefilled.lengths.index_select(0, rows_at), rows_at)
+            at = rows_at.to(device, non_blocking=True)
             torch.index_select(prefilled.logits, 0, at, out=logits[done : done + len(at)])
             done += len(at)
-        self._add([Member(each, list(reversed(each.prefix[item.length :])), item.length) for item, each in rows])
+        self._add([self._member(each, item.length, item.length) for item, each in rows])
         ready = [row for row, (item, each) in enumerate(rows) if len(each.prefix) == item.length]
         if len(ready) < len(rows):
             self._any_given = True
-            logits = logits[ready]
+            logits = logits[numbers_on(device, ready)]
         if ready:
-            self._sample(logits, torch.tensor(ready, device=device) + before)
+            self._sample(logits, numbers_on(device, ready) + before)
+            self._end_step()
 
     def resume(self, rows: Sequence[tuple[KeptRow, Continuation]]) -> None:
         """Put kept rows back.  The tokens after a cache go through the model one per step, with all other rows."""
         for kept, _ in rows:
-            self.slots.add(kept.cached, torch.tensor([kept.length], device=self.policy.device))
-        self._add([Member(each, list(reversed(each.prefix[kept.length :])), kept.prefilled) for kept, each in rows])
+            self.slots.add(kept.cached, torch.tensor([kept.length]))
+        self._add([self._member(each, kept.length, kept.prefilled) for kept, each in rows])
         self._any_given = True
+
+    def _member(self, continuation: Continuation, cached: int, prefilled: int) -> Member:
+        """A row that begins now, with this many tokens of its prefix in the cache."""
+        given = list(reversed(continuation.prefix[cached:]))
+        return Member(continuation, given, prefilled, last_step=self._step + len(given) + continuation.limit - 1)
 
     def _add(self, members: Sequence[Member]) -> None:
         device, new = self.policy.device, [member.continuation for member in members]
@@ -183,15 +114,16 @@ class Rows:
             of_key = [row for row, each in enumerate(keys) if each == key]
             places = [(new[row].draw, new[row].sample, new[row].first_position) for row in of_key]
             table[of_key] = uniform_table(key, places, count=width)
-        limit = torch.tensor([each.limit for each in new], device=device)
-        self.columns = self.columns.add(limit, torch.from_numpy(table).to(device))
+        limit = numbers_on(device, [each.limit for each in new])
+        self.columns = self.columns.add(limit, torch.from_numpy(table).to(device, non_blocking=True))
         self.members += members
 
     def reload(self, version: int) -> None:
         """Continue with other weights: every row's cache is computed again from its tokens."""
-        none = torch.zeros(0, dtype=torch.long, device=self.policy.device)
+        self.settle()
+        none = torch.zeros(0, dtype=torch.long)
         self.slots.move(none, none, 0)
-        counts, sampled = self.columns.count.tolist(), self.columns.tokens.tolist()
+        counts, sampled = (each.tolist() for each in on_cpu([self.columns.count, self.columns.tokens]))
         chunk: list[tuple[int, ...]] = []
         for member, count, tokens in zip(self.members, counts, sampled, strict=True):
             member.versions = member.spans(self.weights_version, count)
@@ -212,7 +144,16 @@ class Rows:
         self.slots.add(prefilled.cached, prefilled.lengths)
 
     def decode(self) -> None:
-        """One more token for every row; sampled if the row has no more given tokens."""
+        """One more token for every row; several where the steps draw.  Then completions that ended may leave."""
+        if self.members:
+            self._step += 1
+            self._decode()
+            self._end_step()
+        else:
+            self.settle()
+
+    def _decode(self) -> None:
+        """A token for every row; sampled if the row has no more given tokens."""
         columns = self.columns
         rows = torch.arange(self.num_rows, device=columns.count.device)
         if isinstance(self.steps, DrawingSteps) and self.steps.draws(self.request):
@@ -224,12 +165,14 @@ class Rows:
             return
         last = columns.tokens[rows, (columns.count - 1).clamp(min=0)]
         given = [row for row, member in enumerate(self.members) if member.given]
-        last[given] = torch.tensor([self.members[row].given.pop() for row in given], device=last.device)
+        at, device = numbers_on(rows.device, given), rows.device
+        last[at] = numbers_on(device, [self.members[row].given.pop() for row in given])
         logits = self.steps.step(last, self.slots)
         ready = [row for row, member in enumerate(self.members) if not member.given]
         self._any_given = len(ready) < self.num_rows
         if ready:
-            self._sample(logits[ready], rows[ready])
+            at = numbers_on(device, ready)
+            self._sample(logits[at], rows[at])
 
     def _draw(self, steps: DrawingSteps, rows: Int64[Tensor, " row"]) -> None:
         """Several more tokens of every row in one call."""
@@ -265,9 +208,7 @@ class Rows:
         columns.logprobs[at] = drawn.logprobs[is_drawn].float().double()
         columns.count.add_(drawn.counts)
         stopped = torch.isin(columns.tokens[rows, columns.count - 1], self.stop_ids) & (drawn.counts > 0)
-        done = stopped | (columns.count >= columns.limit)
-        if bool(done.any()):
-            self._retire(rows[done], stopped[done], None)
+        columns.stopped[stopped] = columns.count[stopped]
 
     def _sample(self, logits: Tensor, rows: Int64[Tensor, " row"]) -> None:
         columns = self.columns
@@ -285,13 +226,16 @@ class Rows:
             columns.alternatives[rows, at] = likeliest.indices
             columns.alternative_logprobs[rows, at] = likeliest.values.double()
         columns.count[rows] += 1
-        stopped = torch.isin(drawn.tokens, self.stop_ids)
-        done, by_text = stopped | (at + 1 >= columns.limit[rows]), None
+        before = columns.stopped[rows]
+        is_first = torch.isin(drawn.tokens, self.stop_ids) & (before == 0)
+        columns.stopped[rows] = torch.where(is_first, at + 1, before)
         if self.request.stop_texts:
-            by_text = self._ends_in_stop_text(rows) & ~stopped
-            done |= by_text
-        if bool(done.any()):
-            self._retire(rows[done], stopped[done], None if by_text is None else by_text[done])
+            self._note_stop_texts(rows)
+
+    def _note_stop_texts(self, rows: Int64[Tensor, " row"]) -> None:
+        ends = self._ends_in_stop_text(rows) & (self.columns.stopped[rows] == 0)
+        for row in rows[ends].tolist():
+            self.members[row].ended_by_text = True
 
     def _ends_in_stop_text(self, rows: Int64[Tensor, " row"]) -> Bool[Tensor, " row"]:
         """Which rows have just completed a stop text: the last tokens are searched, then the whole text.
@@ -326,17 +270,49 @@ class Rows:
             self._may_complete[token] = known
         return known
 
-    def _retire(
-        self, rows: Int64[Tensor, " done"], stopped: Bool[Tensor, " done"], by_text: Bool[Tensor, " done"] | None
-    ) -> None:
-        """Take finished rows out; the last rows move into the gaps, so the batch stays dense."""
-        kept, members = self.columns, [self.members[row] for row in rows.tolist()]
+    def _end_step(self) -> None:
+        """Deliver completions that have ended, or on a GPU take out those at their limit, which needs no answer.
+
+        A GPU is asked every few steps: until then a row that has stopped goes on, and its further tokens are cut.
+        """
+        if self._ask_every == 1 or self._step - self._asked >= self._ask_every:
+            self.settle()
+        elif at_limit := [row for row, member in enumerate(self.members) if member.last_step <= self._step]:
+            self._end(at_limit)
+
+    def settle(self) -> None:
+        """Deliver every completion that has ended; the only place where the sampler waits for a GPU."""
+        self._asked = self._step
+        if self.members:
+            columns = self.columns
+            (done,) = on_cpu([(columns.stopped > 0) | (columns.count >= columns.limit)])
+            if self.request.stop_texts:
+                done[[row for row, member in enumerate(self.members) if member.ended_by_text]] = True
+            if bool(done.any()):
+                self._end(done.nonzero()[:, 0].tolist())
+        if self._ended:
+            self._deliver()
+
+    def _end(self, rows: Sequence[int]) -> None:
+        """Take rows out; the last rows move into the gaps, so the batch stays dense."""
+        columns = self.columns.drawn(numbers_on(self.policy.device, rows))
+        caches = [self.slots.row(row) for row in rows] if self.request.keep else [None] * len(rows)
+        self._ended.append(EndedRows([self.members[row] for row in rows], columns, caches))
+        self._remove(set(rows))
+
+    def _deliver(self) -> None:
+        """Make results of the rows that were taken out."""
+        ended, self._ended = self._ended, []
+        members = [member for each in ended for member in each.members]
+        caches = [cache for each in ended for cache in each.caches]
+        kept = Columns.joined([each.columns for each in ended])
         # A NaN stays NaN in the sum; one look at all rows instead of one each.
-        require_finite(kept.logprobs[rows].sum(dim=1), row_name=lambda i: members[i].continuation.label)
-        lists = [values[rows].tolist() for values in (kept.tokens, kept.logprobs, kept.cut_logprobs, kept.count)]
-        ends = stopped.tolist(), [False] * len(members) if by_text is None else by_text.tolist()
-        for row, member, stop, text, tokens, logprobs, cut, length in zip(
-            rows.tolist(), members, *ends, *lists, strict=True
+        inside = torch.arange(kept.width) < kept.lengths[:, None]
+        sums = torch.where(inside, kept.logprobs, 0.0).sum(dim=1)
+        require_finite(sums, row_name=lambda i: members[i].continuation.label)
+        lists = [each.tolist() for each in (kept.tokens, kept.logprobs, kept.cut_logprobs, kept.lengths, kept.stopped)]
+        for row, (member, cache, tokens, logprobs, cut, length, stopped) in enumerate(
+            zip(members, caches, *lists, strict=True)
         ):
             sampled = Sampled(
                 continuation=member.continuation,
@@ -344,16 +320,18 @@ class Rows:
                 logprobs=tuple(logprobs[:length]),
                 cut_logprobs=tuple(cut[:length]) if self.request.sampling.cuts else None,
                 alternatives=kept.alternatives_of(row, length) if self.request.keep_alternatives else None,
-                finish=Finish.STOP if stop else Finish.LENGTH,
-                ended_by_text=text,
+                finish=Finish.STOP if stopped else Finish.LENGTH,
+                ended_by_text=member.ended_by_text,
                 versions=tuple(member.spans(self.weights_version, length)),
             )
-            cache = KeptRow(sampled.sequence, *self.slots.row(row), member.prefilled) if self.request.keep else None
-            self.finished.append((sampled, cache))
-        self._remove(set(rows.tolist()))
+            whole = sampled.sequence
+            kept_row = None if cache is None else KeptRow(whole, cache, len(whole) - 1, member.prefilled)
+            self.finished.append((sampled, kept_row))
 
     def drop(self, numbers: Collection[int]) -> int:
         """Take rows and results out by the `id` of their continuations, and say how many."""
+        if self._step != self._asked or self._ended:
+            self.settle()
         gone = {row for row, member in enumerate(self.members) if id(member.continuation) in numbers}
         left = [each for each in self.finished if id(each[0].continuation) not in numbers]
         count = len(gone) + len(self.finished) - len(left)
@@ -366,10 +344,9 @@ class Rows:
         left = self.num_rows - len(gone)
         source = [row for row in range(left, self.num_rows) if row not in gone]
         target = [row for row in sorted(gone) if row < left]
-        from_rows = torch.tensor(source, dtype=torch.long, device=self.policy.device)
-        to_rows = torch.tensor(target, dtype=torch.long, device=self.policy.device)
-        self.slots.move(from_rows, to_rows, left)
-        self.columns = self.columns.keep(from_rows, to_rows, left)
+        moved = [torch.tensor(rows, dtype=torch.long) for rows in (source, target)]
+        self.slots.move(*moved, left)
+        self.columns = self.columns.keep(*(rows.to(self.policy.device, non_blocking=True) for rows in moved), left)
         for moved, hole in zip(source, target, strict=True):
             self.members[hole] = self.members[moved]
         del self.members[left:]

@@ -21,11 +21,12 @@ import torch
 
 from posttrain.errors import UserError
 from posttrain.generation.decoder_steps import DecoderSteps, StaticSteps
-from posttrain.generation.decoding_rows import PREFILL_TOKENS, KeptRow, PendingPrefix, Rows
+from posttrain.generation.decoding_rows import PREFILL_TOKENS, PendingPrefix, Rows
 from posttrain.generation.engine import Sampling, SamplingTimeout
 from posttrain.generation.model_steps import ModelSteps, RecomputedSteps
 from posttrain.generation.native_steps import NativeSteps
 from posttrain.generation.request import Continuation, Request, Sampled, SampledToken, StreamKey
+from posttrain.generation.row_columns import KeptRow
 from posttrain.generation.sampling import require_finite
 from posttrain.generation.steps import Steps
 from posttrain.models.context import num_embeddings, require_embeddings
@@ -34,6 +35,7 @@ from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.native.native_decoder import native_refusal
 from posttrain.models.policy import Policy
 from posttrain.models.sharding import sharded_forward
+from posttrain.models.transfers import numbers_on, on_cpu
 
 REFILL_SHARE = 4
 """Waiting rows start once one row in this many is free."""
@@ -164,16 +166,17 @@ class InProcessSampling(Sampling):
         members, columns = self.rows.members, self.rows.columns
         found = [row for row, member in enumerate(members) if id(member.continuation) in seen]
         numbers = [id(members[row].continuation) for row in found]
-        rows = torch.tensor(found, dtype=torch.long, device=self.policy.device)
-        first = torch.tensor([seen[each] for each in numbers], dtype=torch.long, device=self.policy.device)
-        num_new = (columns.count[rows] - first).tolist()
+        rows = numbers_on(self.policy.device, found)
+        first = numbers_on(self.policy.device, [seen[each] for each in numbers])
+        num_new = (columns.lengths[rows] - first).tolist()
         if not any(num_new):
             return {}
         places = first[:, None] + torch.arange(max(num_new), device=self.policy.device)
         at = rows[:, None], places.clamp(max=columns.width - 1)
-        logprobs = columns.logprobs[at]
-        require_finite(logprobs.sum(dim=1), row_name=lambda i: members[found[i]].continuation.label)
-        kept = (columns.tokens[at], logprobs, columns.alternatives[at], columns.alternative_logprobs[at])
+        kept = on_cpu(
+            [columns.tokens[at], columns.logprobs[at], columns.alternatives[at], columns.alternative_logprobs[at]]
+        )
+        require_finite(kept[1].sum(dim=1), row_name=lambda i: members[found[i]].continuation.label)
         made = {}
         for number, count, *lists in zip(numbers, num_new, *(each.tolist() for each in kept), strict=True):
             made[number] = [

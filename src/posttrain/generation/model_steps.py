@@ -20,6 +20,7 @@ from posttrain.generation.steps import BLOCK, PrefilledPrompts, Prompts, Steps
 from posttrain.models.forward import next_logits
 from posttrain.models.model_outputs import model_hidden
 from posttrain.models.policy import Policy
+from posttrain.models.transfers import numbers_on
 
 
 class AlignedSlots:
@@ -27,10 +28,16 @@ class AlignedSlots:
 
     def __init__(self, *, block: int = BLOCK) -> None:
         self._block = block
-        self._first = torch.zeros(0, dtype=torch.long)  # column of each row's first token
         self._end = 0  # the column after the newest tokens
-        self._left = 0  # the first column that any row uses
         self._storage: list[Tensor] = []  # keys and values of each layer in turn, [row heads capacity width]
+        self._begin_at(torch.zeros(0, dtype=torch.long))
+
+    def _begin_at(self, first: Int64[Tensor, " row"]) -> None:
+        """Set the column of each row's first token, on the CPU and from there on the device."""
+        self._first = first
+        self._left = int(first.min()) if len(first) else self._end  # the first column that any row uses
+        device = self._storage[0].device if self._storage else first.device
+        self._first_there = first.to(device, non_blocking=True)
 
     @property
     def num_rows(self) -> int:
@@ -43,7 +50,7 @@ class AlignedSlots:
 
     @property
     def lengths(self) -> Int64[Tensor, " row"]:
-        return self._end - self._first
+        return self._end - self._first_there
 
     @property
     def seen(self) -> int:
@@ -55,28 +62,29 @@ class AlignedSlots:
 
         Each is [row heads time width]; a layer that caches nothing has no heads.
         """
-        cached = cached if prompts is None else [each.index_select(0, prompts) for each in cached]
+        device = cached[0].device
+        if prompts is not None:
+            rows = prompts.to(device, non_blocking=True)
+            cached = [each.index_select(0, rows) for each in cached]
         before, longest = self.num_rows, int(lengths.max())
         self._make_room(before + len(lengths), longest, like=cached)
-        self._first = torch.cat([self._first.to(lengths.device), self._end - lengths])
-        self._left = int(self._first.min())
+        self._begin_at(torch.cat([self._first, self._end - lengths]))
         # The last `longest` columns hold a row's tokens 0 - (longest - length) on; before its first there is padding.
-        place = torch.arange(longest, device=lengths.device) - (longest - lengths)[:, None]
+        place = (torch.arange(longest) - (longest - lengths)[:, None]).to(device, non_blocking=True)
         for kept, new in zip(self._storage, cached, strict=True):
             index = place.clamp(min=0)[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
             kept[before : self.num_rows, :, self._end - longest : self._end] = new.gather(2, index)
 
-    def row(self, row: int) -> tuple[list[Tensor], int]:
+    def row(self, row: int) -> list[Tensor]:
         first = int(self._first[row])
-        return [each[row : row + 1, :, first : self._end].clone() for each in self._storage], self._end - first
+        return [each[row : row + 1, :, first : self._end].clone() for each in self._storage]
 
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
         if len(source):
+            old, new = (each.to(self._first_there.device, non_blocking=True) for each in (source, target))
             for kept in self._storage:
-                kept[target] = kept[source]
-            self._first[target] = self._first[source]
-        self._first = self._first[:num_left]
-        self._left = int(self._first.min()) if num_left else self._end
+                kept[new] = kept[old]
+        self._begin_at(self._first.index_copy(0, target, self._first[source])[:num_left])
 
     def begin_step(self) -> Int64[Tensor, " row"]:
         if self._end == self._storage[0].shape[2]:
@@ -88,7 +96,7 @@ class AlignedSlots:
 
     def visible(self) -> Bool[Tensor, "row time"]:
         """Which columns hold a token of each row during a step, the one being written included."""
-        return torch.arange(self._left, self._end + 1, device=self._first.device) >= self._first[:, None]
+        return torch.arange(self._left, self._end + 1, device=self._first_there.device) >= self._first_there[:, None]
 
     def write(
         self, layer: int, key: Float[Tensor, "row keys 1 key_width"], value: Float[Tensor, "row values 1 value_width"]
@@ -121,7 +129,8 @@ class AlignedSlots:
                 old[index] = room
             else:
                 self._storage = [*self._storage, room]
-        self._first, self._left, self._end = self._first + (end - self._end), end - used, end
+        self._first, self._end = self._first + (end - self._end), end
+        self._begin_at(self._first)
 
 
 class ModelSteps(Steps):
@@ -139,7 +148,8 @@ class ModelSteps(Steps):
         cache = DynamicCache()
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(prompts), -1)
         hidden = self._hidden(tokens, positions, cache, None)
-        last = hidden[torch.arange(len(prompts), device=hidden.device), lengths - 1]
+        ends = (lengths - 1).to(hidden.device, non_blocking=True)
+        last = hidden[torch.arange(len(prompts), device=hidden.device), ends]
         cached = [each for layer in cache.layers for each in self._kept(layer, hidden)]
         return PrefilledPrompts(logits=self.policy.output_layer.logits(last), cached=cached, lengths=lengths)
 
@@ -169,10 +179,10 @@ class ModelSteps(Steps):
 
 
 def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Prompts, padded on the right by their first token, and their lengths."""
+    """Prompts, padded on the right by their first token, and their lengths on the CPU."""
     time = max(map(len, prompts))
-    tokens = torch.tensor([(*prompt, *(prompt[0],) * (time - len(prompt))) for prompt in prompts], device=device)
-    return tokens, torch.tensor([len(prompt) for prompt in prompts], device=device)
+    tokens = torch.tensor([(*prompt, *(prompt[0],) * (time - len(prompt))) for prompt in prompts])
+    return tokens.to(device, non_blocking=True), torch.tensor([len(prompt) for prompt in prompts])
 
 
 class _SlotLayer(DynamicLayer):
@@ -206,8 +216,8 @@ class RowTokens:
         pairs = zip(tokens.tolist(), lengths.tolist(), strict=True)
         self.rows += [tuple(row[:length]) for row, length in pairs]
 
-    def row(self, row: int) -> tuple[list[Tensor], int]:
-        return [torch.tensor([self.rows[row]])], len(self.rows[row])
+    def row(self, row: int) -> list[Tensor]:
+        return [torch.tensor([self.rows[row]])]
 
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
         for one, other in zip(source.tolist(), target.tolist(), strict=True):
@@ -225,7 +235,7 @@ class RecomputedSteps(Steps):
         return RowTokens()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
-        tokens, lengths = _padded(prompts, self.policy.device)
+        tokens, lengths = _padded(prompts, torch.device("cpu"))
         return PrefilledPrompts(logits=self._logits(prompts), cached=[tokens], lengths=lengths)
 
     def step(self, tokens: Int64[Tensor, " row"], slots: RowTokens) -> Float[Tensor, "row vocab"]:
@@ -239,7 +249,7 @@ class RecomputedSteps(Steps):
             parts.append(next_logits(self.policy.forward, [rows[place] for place in chunk], [(0,)] * len(chunk)))
             places += chunk
         logits = torch.cat(parts)
-        return torch.empty_like(logits).index_copy_(0, torch.tensor(places, device=logits.device), logits)
+        return torch.empty_like(logits).index_copy_(0, numbers_on(logits.device, places), logits)
 
 
 def chunks(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

@@ -90,11 +90,10 @@ class NativeSlots:
             self.pages.append([*shared, *own])
             stored.setdefault(prompt, list(self.pages[-1]))
 
-    def row(self, row: int) -> tuple[list[Tensor], int]:
-        length = int(self.lengths[row])
-        copies = self.decoder.new_pages(length)
+    def row(self, row: int) -> list[Tensor]:
+        copies = self.decoder.new_pages(int(self.lengths[row]))
         self.decoder.copy_pages(self.pages[row][: len(copies.addresses)], copies.addresses)
-        return [torch.tensor([copies.addresses]), *copies.held], length
+        return [torch.tensor([copies.addresses]), *copies.held]
 
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
         for old, new in zip(source.tolist(), target.tolist(), strict=True):

@@ -26,17 +26,21 @@ class PrefilledPrompts:
     cached: Sequence[Tensor]
     """The cache, one row a prompt, padded on the right; `Slots` knows its tensors."""
     lengths: Int64[Tensor, " prompt"]
+    """Tokens of each prompt, on the CPU."""
 
 
 @runtime_checkable
 class Slots(Protocol):
-    """The cache of the rows being decoded; rows come and go, the others stay in place."""
+    """The cache of the rows being decoded; rows come and go, the others stay in place.
+
+    Lengths and places of rows are given on the CPU, which knows them all: a GPU is never asked for them.
+    """
 
     def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"], prompts: Prompts = None) -> None:
         """Append rows of `lengths` tokens, each from the cache of one of the prompts; later columns are padding."""
 
-    def row(self, row: int) -> tuple[list[Tensor], int]:
-        """A copy of one row, as `add` takes it, and the tokens that it holds."""
+    def row(self, row: int) -> list[Tensor]:
+        """A copy of one row, as `add` takes it."""
 
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
         """Copy rows over finished ones and drop all after `num_left`."""

@@ -22,6 +22,7 @@ from posttrain.models.logprobs import NextTokens, full_kl, token_entropies, toke
 from posttrain.models.model_outputs import OutputLayer, model_hidden, output_layer_of, recomputing_layers
 from posttrain.models.shared_prompt.attention import PackedAttention, PackedLayout
 from posttrain.models.shared_prompt.decoder import Decoder
+from posttrain.models.transfers import numbers_on
 
 Tokens = Sequence[int]
 
@@ -114,7 +115,7 @@ class ModelForward:
     def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
         with torch.set_grad_enabled(needs.gradient and torch.is_grad_enabled()):
             hidden = self.completion_hidden(batch)
-        return token_parts(self, hidden, sampled_tokens(batch).to(hidden.device), needs)
+        return token_parts(self, hidden, sampled_tokens(batch).to(hidden.device, non_blocking=True), needs)
 
     def completion_hidden(self, batch: CompletionBatch) -> Float[Tensor, "token hidden"]:
         """Hidden states that predict the sampled tokens."""
@@ -150,7 +151,8 @@ class PlainForward(ModelForward):
         device = self.model.device
         sequences = inputs(batch)
         width = max(len(row) for row in sequences)
-        tokens = torch.tensor([(*row, *(row[0],) * (width - len(row))) for row in sequences], device=device)
+        tokens = torch.tensor([(*row, *(row[0],) * (width - len(row))) for row in sequences])
+        tokens = tokens.to(device, non_blocking=True)
         positions = torch.arange(width, device=device).expand(len(sequences), -1)
         if in_update(self.dropping):
             keys = token_keys(batch.prompts, batch.completions, batch.prompt_of)
@@ -160,7 +162,7 @@ class PlainForward(ModelForward):
             hidden = model_hidden(self.model, self.compute_dtype, tokens, positions, use_cache=False)
         ends = [row * width + len(batch.prompts[p]) - 1 for row, p in enumerate(batch.prompt_of)]
         wanted = predicting(batch, ends, [end + 1 for end in ends])
-        return hidden.flatten(0, 1).index_select(0, wanted.to(device))
+        return hidden.flatten(0, 1).index_select(0, wanted.to(device, non_blocking=True))
 
 
 def token_parts(forward: ModelForward, hidden: Tensor, targets: Tensor, needs: ForwardNeeds) -> TokenParts:
@@ -240,8 +242,8 @@ def packed_hidden(decoder: Decoder, batch: CompletionBatch, *, shared: bool) -> 
         starts = [end + 1 for end in ends]
     device, wanted = decoder.model.device, predicting(batch, ends, starts)
     attention = PackedAttention(layout, device)
-    tokens = torch.tensor([token for sequence in sequences for token in sequence], device=device)
+    tokens = numbers_on(device, [token for sequence in sequences for token in sequence])
     distinct, place = torch.unique(wanted, return_inverse=True)  # a prompt's last token predicts for its whole group
     positions = decoder.positions(attention.indices.positions)
-    hidden = decoder.run(tokens, positions, attention, None, distinct.to(device))
-    return hidden.index_select(0, place.to(device))
+    hidden = decoder.run(tokens, positions, attention, None, distinct.to(device, non_blocking=True))
+    return hidden.index_select(0, place.to(device, non_blocking=True))

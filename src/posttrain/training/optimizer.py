@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from posttrain.errors import RunError, UserError
 from posttrain.models.sharding import own_part
+from posttrain.models.transfers import on_cpu
 from posttrain.options.training import OptimizerOptions
 from posttrain.runs.checkpoint import load_latest
 from posttrain.runs.tensor_state import renamed, restore_optimizer
@@ -171,7 +172,7 @@ def apply_gradients(optimizer: torch.optim.Optimizer, rate: float, max_grad_norm
         by_module.setdefault(module, []).extend(group["params"])
         limits[module] = group.get("max_grad_norm")
     norms = {module: gradient_norm(parameters) for module, parameters in by_module.items()}
-    found = {module: norm.item() for module, norm in norms.items()}
+    found = {module: norm.item() for module, norm in zip(norms, on_cpu([*norms.values()]), strict=True)}
     if not all(math.isfinite(norm) for norm in found.values()):
         return found
     sharing = [module for module, limit in limits.items() if limit is None]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float, Float64
@@ -22,6 +22,7 @@ from posttrain.models.native.native_decoder import native_decoder
 from posttrain.models.native.native_scoring import native_logprobs
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.fused import gradients_in_place
+from posttrain.models.transfers import on_cpu
 from posttrain.needs import NEED_OF, Need
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
@@ -66,11 +67,13 @@ class Objective:
 
 @dataclass(slots=True)
 class Observations:
-    """Numbers of the update's tokens, micro-batch by micro-batch, for its report."""
+    """Numbers of the update's tokens for its report, by micro-batch; on the model's device until `read`."""
 
     logprobs: list[Tensor] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
     """Of each part that was differentiated."""
+    finite: list[Tensor] | None = None
+    """Whether each of those parts is finite for every token; None: a part that is not raises at once, after a wait."""
     clipped: list[Tensor] = field(default_factory=list)
     clips_completions: bool = False
     entropies: list[Tensor] = field(default_factory=list)
@@ -79,13 +82,24 @@ class Observations:
     terms: dict[str, list[Tensor]] = field(default_factory=dict)
     """Values of the reported terms, by metric."""
 
+    @staticmethod
+    def read(parts: Sequence["Observations"]) -> None:
+        """Move all numbers to the CPU, which waits once for them."""
+        lists = [each for part in parts for each in (part.logprobs, part.losses, part.clipped, part.entropies)]
+        lists += [each for part in parts for each in (part.finite, part.values) if each is not None]
+        lists += [each for part in parts for each in part.terms.values()]
+        there = iter(on_cpu([number for each in lists for number in each]))
+        for each in lists:
+            each[:] = [next(there) for _ in each]
+
     @classmethod
     def joined(cls, parts: Sequence["Observations"]) -> "Observations":
         """Those of all micro-batches, in order."""
-        whole = cls(values=[] if any(part.values is not None for part in parts) else None)
+        whole = cls(values=[] if any(part.values is not None for part in parts) else None, finite=[])
         for part in parts:
             whole.logprobs += part.logprobs
             whole.losses += part.losses
+            whole.finite = [*(whole.finite or []), *(part.finite or [])]
             whole.clipped += part.clipped
             whole.clips_completions |= part.clips_completions
             whole.entropies += part.entropies
@@ -118,15 +132,18 @@ def update(
     split = batch.split(options.tokens_per_microbatch, padded=policy.forward.padded, ranks=ranks)
     micro_batches = list(split)
     for dealt in ranks.deal(micro_batches, Batch.num_read):
-        seen = Observations(values=[] if objective.keep_tokens else None)
+        seen = Observations(values=[] if objective.keep_tokens else None, finite=[])
         for share in micro_losses(policy, dealt.item, objective, seen):
             dealt.weighed(share).backward()
-            seen.losses.append(share.item())
+            seen.losses.append(share.detach())
         found.append((dealt, seen))
+    Observations.read([seen for _, seen in found])
     observed = Observations.joined(ranks.in_order(found))
+    if not all(observed.finite or ()):
+        raise_non_finite(policy, micro_batches, objective)
     total = 0.0
     for loss in observed.losses:
-        total += loss
+        total += loss.item()
     totals = token_totals(micro_batches, observed)
     largest = math.inf if objective.largest_kl is None else objective.largest_kl
     taken = totals["sums"]["kl_behaviour"] <= largest * totals["num_tokens"]
@@ -147,6 +164,15 @@ def update(
     )
 
 
+@torch.no_grad()
+def raise_non_finite(policy: Policy, micro_batches: Sequence[Batch], objective: Objective) -> NoReturn:
+    """Compute the losses again, on all ranks, and raise RunError with the first token whose loss is not finite."""
+    for micro in micro_batches:
+        for _ in micro_losses(policy, micro, objective, Observations()):
+            """Reading a part checks it."""
+    raise RunError(f"the loss of a token is not finite, but is when computed again ({objective.owner}).  {REMEDY}")
+
+
 def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Observations) -> Float[Tensor, ""]:
     """The micro-batch's share of the update's loss, only for `backward`; see `gradients_in_place`."""
     return torch.stack(list(micro_losses(policy, micro, objective, observed))).sum()
@@ -161,27 +187,31 @@ def micro_losses(policy: Policy, micro: Batch, objective: Objective, observed: O
     apart = [term for term in terms if Need.VALUES in term.needs] if critic is not None and critic.own_trunk else []
     together = [term for term in terms if term not in apart]
     view = token_view(policy, micro, objective, together)
-    share = share_of(together, view, micro, objective) if together else None
+    share = share_of(together, view, micro, objective, observed) if together else None
     observe(observed, view, together, objective.owner)
     if share is not None:
         yield share
     if apart and critic is not None:
         view = replace(view, logprobs=view.logprobs.detach(), known={})
         view = replace(view, known={"values": critic.values_of(micro).to(view.logprobs)})
-        share = share_of(apart, view, micro, objective)
+        share = share_of(apart, view, micro, objective, observed)
         observe_terms(observed, view, apart, objective.owner)
         yield share
 
 
-def share_of(terms: Sequence[LossTerm], view: TokenView, micro: Batch, objective: Objective) -> Float[Tensor, ""]:
-    """Σ_t w_t Σ_k c_k L_k(t) of some terms.  Raises RunError if a token's loss is not finite."""
+def share_of(
+    terms: Sequence[LossTerm], view: TokenView, micro: Batch, objective: Objective, observed: Observations
+) -> Float[Tensor, ""]:
+    """Σ_t w_t Σ_k c_k L_k(t) of some terms.  Raises RunError if a token's loss is not finite, or notes it for later."""
     owner = objective.owner
     if objective.check_terms is not None:
         objective.check_terms(terms, view, owner=owner)
     losses = replace(objective.algorithm, terms=tuple(terms)).loss(view)
-    bad = (~torch.isfinite(losses.detach())).nonzero()
-    if len(bad):
-        token = int(bad[0, 0])
+    finite = torch.isfinite(losses.detach())
+    if observed.finite is not None:
+        observed.finite.append(finite.all())
+    elif not bool(finite.all()):
+        token = int((~finite).nonzero()[0, 0])
         prompt, sample = micro.names[int(micro.rollout[token])]
         of_each = {term.name: term.losses(view, owner=owner)[token].item() for term in terms}
         parts = ", ".join(f"{value:.4g} by its term {term}" for term, value in of_each.items())
@@ -219,7 +249,7 @@ def token_view(
         parts = policy.forward.completion_logprobs(micro, wanted)
     logprobs = parts.logprobs
     assert logprobs is not None
-    columns = micro.columns.map(lambda column: column.to(logprobs))
+    columns = micro.columns.map(lambda column: column.to(logprobs, non_blocking=True))
     if Need.PROXIMAL_LOGPROBS in needs and "proximal_logprobs" not in columns.known:
         # In a step's only update the trained policy is the one that the step starts from.
         columns = replace(columns, known={**columns.known, "proximal_logprobs": logprobs.detach()})
@@ -228,18 +258,19 @@ def token_view(
         known["entropies"] = parts.entropies
     if parts.values is not None:
         known["values"] = parts.values.to(logprobs)
-    return TokenView(logprobs=logprobs, rollout=micro.rollout.to(logprobs.device), columns=columns, known=known)
+    rollout = micro.rollout.to(logprobs.device, non_blocking=True)
+    return TokenView(logprobs=logprobs, rollout=rollout, columns=columns, known=known)
 
 
 def observe(observed: Observations, view: TokenView, terms: Sequence[LossTerm], owner: str) -> None:
     """Keep the numbers for metrics."""
     detached = replace(view, logprobs=view.logprobs.detach())
-    observed.logprobs.append(detached.logprobs.double().cpu())
+    observed.logprobs.append(detached.logprobs.double())
     if "entropies" in view.known:
-        observed.entropies.append(view.entropies.detach().double().cpu())
+        observed.entropies.append(view.entropies.detach().double())
     clipped = [term.read(term.clipped, detached, owner=owner) for term in terms if term.clipped is not None]
     if clipped:
-        observed.clipped.append(torch.stack(clipped).any(dim=0).cpu())
+        observed.clipped.append(torch.stack(clipped).any(dim=0))
         observed.clips_completions = any(term.clips_completions for term in terms)
     observe_terms(observed, detached, terms, owner)
 
@@ -248,13 +279,13 @@ def observe(observed: Observations, view: TokenView, terms: Sequence[LossTerm], 
 def observe_terms(observed: Observations, view: TokenView, terms: Sequence[LossTerm], owner: str) -> None:
     """Keep the values and measures of terms."""
     if "values" in view.known and observed.values is not None:
-        observed.values.append(view.values.detach().cpu())
+        observed.values.append(view.values.detach())
     for term in terms:
         found = {term.metric_name: term.read(term.per_token, view, owner=owner)} if term.reported else {}
         if term.measures is not None:
             found |= term.read(term.measures, view, owner=owner)
         for name, values in found.items():
-            observed.terms.setdefault(name, []).append(values.detach().double().cpu())
+            observed.terms.setdefault(name, []).append(values.detach().double())
 
 
 @torch.no_grad()

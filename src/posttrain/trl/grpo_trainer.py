@@ -248,6 +248,7 @@ def loss_entry(session: Session, collected: CollectedStep, logged: Logged) -> En
     micros = [micro for batch in batches if batch.completions for micro in batch.split(budget, padded=padded)]
     for micro in micros:
         total += micro_loss(learner.policy, micro, learner.objective(), observed).item()
+    Observations.read([observed])
     entry: Entry = {"loss": total / len(batches)}
     kl = logged.penalised_kl(collected.groups, credited.token_rewards)
     if not micros:  # no completion has an advantage

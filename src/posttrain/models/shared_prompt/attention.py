@@ -15,6 +15,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from posttrain.models.transfers import numbers_on
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
@@ -174,14 +176,19 @@ class PackedLayout:
         for bucket in self.branch_buckets:
             roots = [self.branch_root[member] for member in bucket.members]
             lengths = torch.tensor([self.root_lengths[root] for root in roots])
-            sees_root = (torch.arange(max(self.root_lengths)) < lengths[:, None]).to(device)
-            at = torch.tensor(roots).to(device)
-            branches.append(BranchIndices(roots=at, sees_root=sees_root, root_lengths=lengths.to(device)))
+            sees_root = torch.arange(max(self.root_lengths)) < lengths[:, None]
+            branches.append(
+                BranchIndices(
+                    roots=numbers_on(device, roots),
+                    sees_root=sees_root.to(device, non_blocking=True),
+                    root_lengths=lengths.to(device, non_blocking=True),
+                )
+            )
         return PackedIndices(
-            positions=torch.cat(parts).to(device),
-            token_of_slot=token_of_slot.to(device),
-            slot_of_token=slot_of_token.to(device),
-            row_of_root=torch.tensor(order).argsort().to(device),
+            positions=torch.cat(parts).to(device, non_blocking=True),
+            token_of_slot=token_of_slot.to(device, non_blocking=True),
+            slot_of_token=slot_of_token.to(device, non_blocking=True),
+            row_of_root=torch.tensor(order).argsort().to(device, non_blocking=True),
             branches=tuple(branches),
         )
 
