@@ -19,7 +19,8 @@ from posttrain.needs import Need
 from posttrain.runs.progress import Clock
 from posttrain.training.credited_step import CreditedStep
 from posttrain.training.learner import Learner
-from posttrain.training.update import Objective, Observations, micro_losses
+from posttrain.training.observations import Observations
+from posttrain.training.update import Objective, micro_losses
 
 
 def policy_gradient(learner: Learner, credited: CreditedStep) -> Float[Tensor, " parameter"]:

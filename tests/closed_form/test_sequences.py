@@ -18,7 +18,7 @@ from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout, TokenSequence
 from posttrain.rewards.process_rewards import process_rewards
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts, token_column_bytes
-from posttrain.training.update import Observations, update_tokens
+from posttrain.training.observations import Observations, update_tokens
 from tests.support.refusals import refused
 from tests.support.sequences import doubles, grades_of, resampled
 

@@ -25,9 +25,10 @@ from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.progress import Clock
 from posttrain.training.critic import Critic, save_critic
 from posttrain.training.learner import Learner, LearnerSettings
+from posttrain.training.observations import Observations
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.session import trained_by_reward
-from posttrain.training.update import Observations, micro_loss
+from posttrain.training.update import micro_loss
 from tests.support.adapted import adapted_policy
 from tests.support.model_folders import small_folder
 from tests.support.refusals import refused

@@ -15,8 +15,9 @@ from posttrain.models.forward import Completions
 from posttrain.models.model_outputs import enable_recomputation
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.model import AdapterOptions
+from posttrain.training.observations import Observations
 from posttrain.training.sft.sft_run import accumulate_examples
-from posttrain.training.update import Objective, Observations, micro_loss
+from posttrain.training.update import Objective, micro_loss
 from tests.support import tiny
 from tests.support.adapted import Pair, adapted_policy, completion_logprobs
 from tests.support.refusals import refused

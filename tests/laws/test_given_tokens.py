@@ -26,8 +26,9 @@ from posttrain.records import Group, Rollout
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.metrics import step_metrics, step_tokens
+from posttrain.training.observations import Observations
 from posttrain.training.reference import FrozenCopy, Teacher
-from posttrain.training.update import Observations, micro_losses
+from posttrain.training.update import micro_losses
 from tests.support import tiny
 from tests.support.adapted import LORA, fill
 from tests.support.sequences import evidence_of, known, resampled, view_of

@@ -20,7 +20,8 @@ from posttrain.models.policy import as_policy
 from posttrain.models.rendering import TokenizerRenderer, token_ids
 from posttrain.options.rollout import SamplingOptions
 from posttrain.records import Group
-from posttrain.training.update import Objective, Observations, micro_loss
+from posttrain.training.observations import Observations
+from posttrain.training.update import Objective, micro_loss
 
 ALGORITHM = reinforce(baseline="batch_mean", token_weights="sum_over_sequence")
 """The course's loss: of the one group that a step has, the mean is its baseline."""

@@ -33,6 +33,7 @@ from posttrain.training.collector import CollectedStep
 from posttrain.training.credited_step import ActorCriticState, CreditedStep, StepModels, credited_step, with_staleness
 from posttrain.training.critic import CRITIC, Critic
 from posttrain.training.metrics import STALENESS, UpdateReport, kl_limit
+from posttrain.training.observations import Observations
 from posttrain.training.reference import (
     Reference,
     Teacher,
@@ -42,7 +43,7 @@ from posttrain.training.reference import (
     refreshed,
     teacher_of,
 )
-from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update, updated_tokens
+from posttrain.training.update import Objective, group_logprobs, micro_losses, update, updated_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,9 +25,10 @@ from posttrain.runs.run_steps import StartOptions, to_the_end
 from posttrain.runs.tracker import require_trackers
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.training.collector import CollectedStep
+from posttrain.training.observations import Observations, token_totals
 from posttrain.training.rl import make_ready, train_session
 from posttrain.training.session import CallerObjects, Session, inputs_of, open_session
-from posttrain.training.update import Observations, micro_loss, token_totals
+from posttrain.training.update import micro_loss
 from posttrain.trl.base_trainer import BaseTrainer
 from posttrain.trl.configs.recipe import NO_LIMIT, BatchPlan, RunLength, batch_plan, ratio_level_notes, rl_config
 from posttrain.trl.configs.trainer_configs import GRPOConfig, RLOOConfig, SampledFields
