@@ -74,11 +74,13 @@ def log_ratio(
     own = logprobs - behaviour_logprobs
     if level == "token":
         return own
-    total = torch.zeros_like(own).index_add(0, rollout, own)  # room for one completion a token: a GPU is not asked
+    # Each completion's place among the sorted numbers: to count the completions, the CPU would wait for a GPU.
+    place = torch.searchsorted(rollout.sort().values, rollout)
+    total = torch.zeros_like(own).index_add(0, place, own)
     if level == "sequence_mean":
-        lengths = torch.zeros_like(rollout).index_add(0, rollout, torch.ones_like(rollout))
+        lengths = torch.zeros_like(place).index_add(0, place, torch.ones_like(place))
         total = total / lengths.clamp(min=1)
-    return total[rollout]
+    return total[place]
 
 
 def clipped_surrogate(

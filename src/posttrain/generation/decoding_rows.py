@@ -344,9 +344,10 @@ class Rows:
         left = self.num_rows - len(gone)
         source = [row for row in range(left, self.num_rows) if row not in gone]
         target = [row for row in sorted(gone) if row < left]
-        moved = [torch.tensor(rows, dtype=torch.long) for rows in (source, target)]
-        self.slots.move(*moved, left)
-        self.columns = self.columns.keep(*(rows.to(self.policy.device, non_blocking=True) for rows in moved), left)
+        from_rows, to_rows = torch.tensor(source, dtype=torch.long), torch.tensor(target, dtype=torch.long)
+        self.slots.move(from_rows, to_rows, left)
+        there = [rows.to(self.policy.device, non_blocking=True) for rows in (from_rows, to_rows)]
+        self.columns = self.columns.keep(there[0], there[1], left)
         for moved, hole in zip(source, target, strict=True):
             self.members[hole] = self.members[moved]
         del self.members[left:]
