@@ -119,7 +119,7 @@ def given_flags(arguments: Sequence[str]) -> list[GivenFlag]:
 def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping[str, Any]) -> tuple[RecipeLayer, Any]:
     """The flags that were given, as a layer over the recipes, and the command's own switches."""
     if FLAG_NAMES in arguments:
-        raise FlagsListed(flag_names(sections, program))
+        raise FlagsListed(program.name, listed_flags(sections, program))
     if asks_help(arguments):
         import tyro
 
@@ -210,7 +210,8 @@ def known_path(flag: GivenFlag, types: Mapping[str, Any], program: CommandSpec) 
 
 def flag_types(sections: Mapping[str, Any], program: CommandSpec) -> dict[str, Any]:
     """The type of each flag's value, by the path that it sets."""
-    types = dict(get_type_hints(type(program.switches)))
+    hints = get_type_hints(type(program.switches))
+    types = {each.name: hints[each.name] for each in fields(program.switches)}
     for name, record in sections.items():
         if name in ("rewards", "tools") and program.reads(name):
             types[name] = tuple[str, ...]
@@ -221,14 +222,27 @@ def flag_types(sections: Mapping[str, Any], program: CommandSpec) -> dict[str, A
     return types
 
 
-def flag_names(sections: Mapping[str, Any], program: CommandSpec) -> tuple[str, ...]:
-    """The flags of a command, including those of every task, algorithm and other variant."""
-    paths = dict.fromkeys(flag_types(sections, program))
+def listed_flags(sections: Mapping[str, Any], program: CommandSpec) -> dict[str, tuple[str, ...]]:
+    """The flags of a command and their choices, including those of every task, algorithm and other variant."""
+    choices: dict[str, set[str]] = {}
+    for path, annotation in flag_types(sections, program).items():
+        choices.setdefault(path, set()).update(fixed_choices(annotation))
     for name in filter(program.reads, sections):
-        for variant in variants_of(name)[1].values():
-            options = option_types(name, record_class(Schema(variant)))
-            paths |= dict.fromkeys(path for path, _ in options if program.reads(path))
-    return tuple(sorted(f"--{path.replace('_', '-')}" for path in paths))
+        variants = variants_of(name)[1]
+        for variant in variants.values():
+            for path, annotation in option_types(name, record_class(Schema(variant))):
+                if program.reads(path):
+                    choices.setdefault(path, set()).update(fixed_choices(annotation))
+        if f"{name}.name" in choices:
+            choices[f"{name}.name"].update(variants)
+    return {f"--{path.replace('_', '-')}": tuple(sorted(choices[path])) for path in sorted(choices)}
+
+
+def fixed_choices(annotation: Any) -> tuple[str, ...]:
+    """The texts that an annotation allows, if it allows only some."""
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    texts = [text for kind in kinds if get_origin(kind) is Literal for text in get_args(kind)]
+    return tuple(text for text in texts if isinstance(text, str))
 
 
 def option_types(path: str, record: Any) -> Iterator[tuple[str, Any]]:
