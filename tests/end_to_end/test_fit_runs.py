@@ -1,6 +1,7 @@
 """`posttrain sft`, `reward-model` and `dpo` on rows: what their one loop does, and what each leaves."""
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -115,6 +116,11 @@ def test_a_dry_run_shows_the_plan_and_makes_nothing(name: str, tmp_path: Path, m
     assert "It fits" in printed("plan", "recipe.yaml")
 
 
+TAKES = re.compile(
+    r"^time +about \d+\.\d min: \d+\.\d\d s per step, and \d+\.\d min to measure held-out rows$", re.MULTILINE
+)
+
+
 class Ends(posttrain.Watcher):
     """After a step at which nothing is measured."""
 
@@ -123,13 +129,16 @@ class Ends(posttrain.Watcher):
 
 
 @every_kind
-def test_a_run_that_a_watcher_ends_is_measured_then(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_a_watcher_ends_is_measured_then(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Before the first measurement along the way: what is reported is of the weights that are saved."""
     monkeypatch.chdir(place(name, tmp_path / "place"))
     kind = KINDS[name]
     config = posttrain.load_recipe("recipe.yaml", kind=kind.config)
     run = kind.train(config, watchers=[Ends()])
     assert run.summary["steps"] == 3
+    assert TAKES.search(capsys.readouterr().out), "after three steps it says how long all would take"
     (last,) = after_training(run.folder)
     assert (last["step"], last["eval/loss"]) == (3, run.summary["after"]["loss"])
     assert last["eval/loss"] != run.summary["before"]["loss"]

@@ -223,7 +223,7 @@ class Progress:
 
 
 class StageDisplay:
-    """A displayed stage: `advance(count)`; `says` is what is known so far."""
+    """A displayed stage: `advance(count, says)`; `says` is what is known so far, shown until there is news."""
 
     def __init__(self, progress: Progress, name: str, total: int | None, most: int | None) -> None:
         self.progress, self.name, self.total, self.most = progress, name, total, most
@@ -231,6 +231,7 @@ class StageDisplay:
         self.show: Callable[[str, str], None] = lambda of, tail: None
         """Takes the count and the rest of the line."""
         self._began = self._spoke = progress._clock()
+        self._says = ""
 
     @property
     def seconds(self) -> float:
@@ -238,12 +239,13 @@ class StageDisplay:
 
     def __call__(self, count: int = 1, says: str = "") -> None:
         self.done += count
+        self._says = says or self._says
         now, end = self.progress._clock(), self.total or self.most or 0
         of, left = f"{self.done}/{self.total}" if self.total else "", ""
         if 0 < self.done < end:
             seconds = (now - self._began) / self.done * (end - self.done)
             left = f"{'' if self.total else 'at most '}{duration(seconds)} left"
-        tail = visible("  ".join(filter(None, (says, left))))
+        tail = visible("  ".join(filter(None, (self._says, left))))
         self.show(of, tail)
         if self.progress._live is None and now - self._spoke >= PLAIN_SECONDS and (not self.total or self.done < end):
             self._spoke = now

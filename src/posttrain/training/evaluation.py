@@ -32,6 +32,8 @@ LATE = 2**31
 """A step after the end of every weight schedule, so that results before and after are comparable."""
 Keep = Callable[[ScoredCompletions], object]
 """Receives all completions of an evaluation with their scores."""
+PORTION = 64
+"""Number of problems that are sampled and judged at a time, if their results so far are shown."""
 NO_PROBES: Mapping[str, Probe] = MappingProxyType({})
 
 
@@ -60,6 +62,8 @@ class Questions:
     """Entered with the name of a measurement, so that a run can save replies that are not reproducible."""
     counts: bool = False
     """Whether the judge's scores are known to be counts, so that no score means a correct answer."""
+    so_far: Callable[[str], object] | None = None
+    """Called with the results so far; the problems are then sampled and judged in portions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +120,65 @@ def sample_answers(
     """
     request = evaluation_request(questions, samples=samples, greedy=greedy)
     name = "greedy" if greedy else "more" if request.first_sample else "sampled"
-    groups = conversations(engine, questions, request, name, advance)
-    rewards, judge = () if greedy else questions.rewards, questions.judge
+    size = len(questions.prompts) if questions.so_far is None else PORTION
+    whole: JudgedGroups | None = None
+    for first in range(0, len(questions.prompts), size):
+        few = replace(questions, prompts=questions.prompts[first : first + size])
+        groups = conversations(engine, few, replace(request, first_draw=first), name, advance)
+        part = judged_groups(few, groups, () if greedy else questions.rewards)
+        whole = part if whole is None else whole.joined(part)
+        if questions.so_far is not None:
+            questions.so_far(f"{name}: {whole.says_so_far(questions)}")
+    assert whole is not None, "there are problems"
+    judge, scores, told = questions.judge, whole.scores, whole.told
+    counts = Counter(outcome for row in whole.judged.outcomes.get(judge.name, ()) for outcome in row if outcome)
+    earned = torch.full_like(scores, torch.nan) if whole.summed is None else whole.summed.rewards
+    grades = replace(told, outcomes={**whole.judged.outcomes, **told.outcomes}, rewards=earned)
+    keep(ScoredCompletions(groups=whole.groups, grades=grades, judged=scores, greedy=greedy))
+    return Answers(
+        groups=whole.groups,
+        scores=scores.numpy(),
+        rewards=earned.numpy(),
+        outcomes={outcome: count / counts.total() for outcome, count in sorted(counts.items())},
+        logged={name.removeprefix("logged/"): value for name, value in logged_metrics(told.logged).items()},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedGroups:
+    """Completions of some held-out prompts, and what the judge and the rewards say of them."""
+
+    groups: tuple[Group, ...]
+    judged: Grades
+    place: int
+    """The judge's, among the functions of `judged`."""
+    summed: Grades | None
+    """The rewards, if there are any."""
+
+    @property
+    def told(self) -> Grades:
+        return self.judged if self.summed is None else self.summed
+
+    @property
+    def scores(self) -> Float64[torch.Tensor, "prompt sample"]:
+        """The judge's scores; NaN if it does not apply or failed."""
+        return self.judged.scores[self.place]
+
+    def joined(self, other: "JudgedGroups") -> "JudgedGroups":
+        judged = self.judged.joined(other.judged)
+        summed = self.summed.joined(other.summed) if self.summed is not None and other.summed is not None else None
+        return replace(self, groups=self.groups + other.groups, judged=judged, summed=summed)
+
+    def says_so_far(self, questions: Questions) -> str:
+        scores = self.scores[~self.scores.isnan()]
+        counts = questions.counts or bool((scores > 1).any())
+        shown = "score" if counts else "accuracy"
+        value = "unknown" if not len(scores) else f"{(scores if counts else (scores >= 1).double()).mean():.3f}"
+        return f"{shown} {value} on {len(self.groups)} problems"
+
+
+def judged_groups(questions: Questions, groups: Sequence[Group], rewards: Sequence[RewardFunction]) -> JudgedGroups:
+    """Judge completions and compute their rewards; a reward that gives the judge's scores is computed once."""
 
     def graded(functions: Sequence[RewardFunction]) -> Grades:
         return grade(
@@ -131,24 +192,14 @@ def sample_answers(
         )
 
     # The rewards that give the judge's scores, before clips and weights.
+    judge = questions.judge
     alike = [each.unconditional() == judge and not each.settings.gate and not each.settings.of for each in rewards]
     summed = graded(rewards) if rewards else None
     judged = summed if summed is not None and any(alike) else graded([judge])
-    told = judged if summed is None else summed
     if questions.workers is not None:
         questions.workers.end_of(groups)
-    scores = judged.scores[alike.index(True) if any(alike) else 0]
-    counts = Counter(outcome for row in judged.outcomes.get(judge.name, ()) for outcome in row if outcome)
-    earned = torch.full_like(scores, torch.nan) if summed is None else summed.rewards
-    grades = replace(told, outcomes={**judged.outcomes, **told.outcomes}, rewards=earned)
-    keep(ScoredCompletions(groups=tuple(groups), grades=grades, judged=scores, greedy=greedy))
-    return Answers(
-        groups=tuple(groups),
-        scores=scores.numpy(),
-        rewards=earned.numpy(),
-        outcomes={outcome: count / counts.total() for outcome, count in sorted(counts.items())},
-        logged={name.removeprefix("logged/"): value for name, value in logged_metrics(told.logged).items()},
-    )
+    place = alike.index(True) if any(alike) else 0
+    return JudgedGroups(groups=tuple(groups), judged=judged, place=place, summed=summed)
 
 
 def conversations(

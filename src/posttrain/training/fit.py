@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Protocol, TypeVar
 
@@ -37,6 +38,8 @@ from posttrain.runs.run_steps import StartOptions
 from posttrain.runs.tracker import require_trackers
 from posttrain.training.fit_session import FitConfig, FitObjective, FitSession, Item
 
+FIRST_STEPS = 3
+"""Number of steps after which a run says how long it will take."""
 PREVIEWED = 2
 """Number of rows or pairs that a dry run shows."""
 SHOWN_CHARACTERS = 400
@@ -118,14 +121,22 @@ def harness_options(session: FitSession[Item], start: StartOptions) -> HarnessOp
 def fit(session: FitSession[Item], harness: Harness) -> Run:
     """Take the remaining steps, then measure, save and report the results."""
     objective, trained, folder = session.objective, session.trained, harness.folder
+    seconds, measured_seconds, samples = list[float](), 0.0, False
     if not trained.step:
         objective.begin(harness)
         metrics = objective.evaluate(harness, full=True)
+        measured_seconds = harness.clock.seconds["evaluate"]
         folder.append_metrics(0, metrics)
         harness.progress.compare_with(metrics)
     with harness.naming_the_step():
-        for step in harness.steps():
-            harness.record(take_step(session, harness, step))
+        for taken, step in enumerate(harness.steps()):
+            report = harness.record(take_step(session, harness, step))
+            seconds.append(report.seconds["update"])
+            samples = samples or bool(
+                report.groups
+            )  # a round's first step also samples pairs
+            if taken + 1 == FIRST_STEPS < session.num_steps and not samples:
+                harness.progress.note(time_line(session, median(seconds), measured_seconds))
     if harness.interruption and trained.step < session.num_steps:
         harness.end({}, interrupted_lines(folder.path, trained.step, harness.interruption.reason, harness.command))
         return Run(folder=folder.path, summary={}, interrupted=True)
@@ -184,10 +195,18 @@ def show_fit_plan(config: Kind, opened: Opened[Kind, Item]) -> None:
         lines = [*plan_lines(session), *rehearsed]
         if batch:
             objective.accumulate(batch)
-            seconds = perf_counter() - began
-            lines.append(f"time       about {seconds * session.num_steps / 60:.1f} min: {seconds:.2f} s per step")
+            lines.append(time_line(session, perf_counter() - began))
             lines += preview_lines(objective, batch[:PREVIEWED])
         print("\n".join(lines))
+
+
+def time_line(session: FitSession[Item], step_seconds: float, measured_seconds: float = 0.0) -> str:
+    """Minutes of all steps, and of the held-out measurements if one was timed."""
+    count, objective = session.num_steps, session.objective
+    measured = sum(objective.is_due(step, count) for step in range(1, count + 1)) * measured_seconds
+    held_out = f", and {measured / 60:.1f} min to measure held-out rows" if measured_seconds else ""
+    steps = f"{step_seconds:.2f} s per step{held_out}"
+    return f"time       about {(count * step_seconds + measured) / 60:.1f} min: {steps}"
 
 
 def plan_lines(session: FitSession[Item]) -> list[str]:

@@ -207,4 +207,5 @@ def evaluate(
             return full_evaluation(session.engine, questions, options)[0]
         total = num_completions(questions, options)
         with progress.stage("completions of held-out problems", total) as advance:
+            questions = replace(questions, so_far=lambda results: advance(0, results))
             return full_evaluation(session.engine, questions, options, advance=advance)[0]
