@@ -32,8 +32,8 @@ test-browser: .venv/.ok ## the voting page and the viewer in a headless Chromium
 test-vllm: .venv/.ok ## servers' tests against vLLM's CPU build, in an environment of its own (3.4 GB); says what it skips where there is none
 	$(BIN)/python -m tests.vllm_suite
 
-test-scale: .venv/.ok ## faults of servers, ranks, environments and disks in every phase, and 20 random ones over whole runs
-	$(BIN)/python -m pytest -n 2 -m scale tests/faults
+test-scale: .venv/.ok ## faults of servers, ranks, environments and disks in every phase, 20 random ones over whole runs, the pages of mistakes
+	$(BIN)/python -m pytest -n 2 -m scale tests/faults tests/test_course_pages.py
 	$(BIN)/python -m tests.faults.chaos --faults 20
 
 test-walk: .venv/.ok ## the commands of README and the first pages, one after another, as a newcomer types them

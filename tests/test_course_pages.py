@@ -1,13 +1,18 @@
 """The pages of the mistakes and the list of rows name what is there, and show what the command prints."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from posttrain import course
 from posttrain.cli import COMMANDS
+from posttrain.course.exercises import Exercise
 from posttrain.course.mistakes import IGNORED_LABELS, LABELS, MISTAKES, ignored_labels
+from posttrain.course.trainer import MeasuredStep, train
+from tests.support.commands import printed
 
 LEARN = Path(__file__).parents[1] / "docs" / "learn"
 ROWS = (LEARN / "rows.md").read_text(encoding="utf-8")
@@ -57,6 +62,37 @@ def test_the_page_of_a_mistake_shows_what_the_command_prints(number: int) -> Non
     picture = MISTAKE_PAGES / f"../../pictures/mistake-{number}.png"
     assert picture.stat().st_size <= LARGEST_PICTURE
     assert f"(../../pictures/{picture.name})" in page
+
+
+def shown_block(number: int) -> str:
+    page = (MISTAKE_PAGES / f"{number:02}.md").read_text(encoding="utf-8")
+    return re.findall(r"```console\n(.*?)```", page, re.DOTALL)[0]
+
+
+@cache
+def first_step(exercise: Exercise, mistake: int = 0) -> MeasuredStep:
+    torch.set_num_threads(1)
+    return train(exercise, mistake, num_steps=1)[0]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 6, 7, 9, 12])  # those whose mistake is not in the reward
+def test_the_first_step_on_a_page_is_what_the_trainer_measures(number: int) -> None:
+    exercise = MISTAKES[number].exercise
+    right, wrong = first_step(exercise), first_step(exercise, number)
+    for name, label in LABELS.items():
+        (first, first_wrong) = re.findall(
+            rf"^{re.escape(label)} +(\S+) +\S+ +(\S+) ", shown_block(number), re.MULTILINE
+        )[0]
+        measured = getattr(right, name), getattr(wrong, name)
+        assert (float(first), float(first_wrong)) == pytest.approx(measured, rel=1e-3, abs=6e-4), label
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("number", MISTAKES)
+def test_a_page_shows_all_that_the_command_prints(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last digit, on the kind of machine that wrote the pages; others may round differently."""
+    monkeypatch.chdir(tmp_path)
+    assert shown_block(number) == f"$ posttrain course mistake {number}\n{printed('course', 'mistake', str(number))}"
 
 
 def test_the_page_of_the_labels_shows_its_error() -> None:

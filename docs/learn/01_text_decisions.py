@@ -181,12 +181,15 @@ share = (sorted_entropies.cumsum(0) / sorted_entropies.sum())[len(entropies) // 
 print(f"{len(entropies)} tokens; mean entropy {entropies.mean():.3f}, mean surprise {surprises.mean():.3f} nats")
 print(f"{(entropies < 0.05).float().mean():.0%} of the tokens have an entropy below .05 nats")
 print(f"the fifth with the most entropy holds {share:.0%} of it")
+mean_entropy = {}
 for kind, pattern in {"digit": r"\d", "operator": r"[-+*/]", "=": r"=", "</think>": r"</think>"}.items():
     mine = torch.tensor([bool(re.fullmatch(pattern, token)) for token in tokens])
-    print(f"  mean entropy where {kind:<8} was drawn: {entropies[mine].mean():.3f}")
+    mean_entropy[kind] = entropies[mine].mean()
+    print(f"  mean entropy where {kind:<8} was drawn: {mean_entropy[kind]:.3f}")
 if FULL:
     assert abs(entropies.mean() - surprises.mean()) < 0.02
     assert share > 0.8
+    assert mean_entropy["="] < 0.05 < 0.3 < mean_entropy["operator"] < mean_entropy["</think>"]
 
 # %% [markdown]
 # The `=` is not a decision. Operators are, and so is `</think>`: it ends the search. Two more things to take along.

@@ -66,8 +66,8 @@ assert torch.allclose(group_zscore(rewards), zscore(rewards, 0), rtol=0, atol=1e
 assert torch.allclose(group_zscore(rewards, deviation="sample"), zscore(rewards, 1), rtol=0, atol=1e-12)
 
 # %% [markdown]
-# Four right answers of eight: some texts say ±1, others ±.94. Both are right. They use different deviations. In
-# posttrain it is an option, `algorithm.deviation`.
+# Four right answers of eight: one course document prints ±1 for this group, another ±.94. Both are right. The first
+# divides by $G$ in the deviation, the second by $G - 1$. In posttrain it is an option, `algorithm.deviation`.
 #
 # ## Silence must be exactly zero
 #
@@ -195,6 +195,7 @@ axes.set_ylim(0, 1)
 figure.tight_layout()
 plt.show()
 assert [silent[size] for size in SIZES] == sorted(silent.values(), reverse=True)
+assert not FULL or abs(silent[2] - 0.75) < 0.03
 
 # %% [markdown]
 # In groups of two, three completions of four are thrown away. Larger groups find a contrast more often. They also have

@@ -154,12 +154,16 @@ def trained(epochs):
         return [step.metrics for step in steps]
 
 
+def passes(epochs):
+    return f"{epochs} pass{'es' if epochs > 1 else ''}"
+
+
 runs = {epochs: trained(epochs) for epochs in EPOCHS}
 for epochs, metrics in runs.items():
     clipped = [step.get("clip_ratio/region_mean", 0.0) for step in metrics]
     apart = [step.get("kl_behaviour", 0.0) for step in metrics]
     rewards = [step["reward"] for step in metrics]
-    print(f"{epochs} passes: reward {rewards[0]:.2f} → {rewards[-1]:.2f}, {sum(rewards) / len(rewards):.2f} on average")
+    print(f"{passes(epochs)}: reward {rewards[0]:.2f} → {rewards[-1]:.2f}, {sum(rewards) / len(rewards):.2f} on average")
     print(f"   clipped: at most {max(clipped):.1%} of the tokens; KL(μ‖π): at most {max(apart):.4f} nats per token")
 
 figure, panels = plt.subplots(1, 3, figsize=(10, 3))
@@ -170,7 +174,7 @@ names = {
 }
 for panel, (key, name) in zip(panels, names.items(), strict=True):
     for (epochs, metrics), line in zip(runs.items(), ("-", "--", ":"), strict=False):
-        panel.plot([step.get(key, 0.0) for step in metrics], line, linewidth=2, label=f"{epochs} passes")
+        panel.plot([step.get(key, 0.0) for step in metrics], line, linewidth=2, label=passes(epochs))
     panel.set_title(name)
     panel.set_xlabel("step")
 panels[0].legend()
@@ -182,6 +186,8 @@ if FULL:
     furthest = {epochs: max(step.get("kl_behaviour", 0.0) for step in runs[epochs]) for epochs in EPOCHS}
     assert most_clipped[1] == 0 < most_clipped[2] < most_clipped[4]
     assert furthest[1] < 1e-6 < furthest[2] < furthest[4]
+    average = {epochs: sum(step["reward"] for step in runs[epochs]) / NUM_STEPS for epochs in EPOCHS}
+    assert average[1] < average[2] < average[4]
 
 # %% [markdown]
 # One pass never clips, as the formula says. With more passes each batch teaches more, and the policy ends further from

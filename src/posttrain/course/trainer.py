@@ -126,7 +126,8 @@ def train(
         ratio = ((logprobs - old) * rows.mask).sum(dim=1).exp()
         group = sample.rewards.view(-1, GROUP)
         centred = group - group.mean(dim=1, keepdim=True)
-        advantages = (centred / group.std(dim=1, keepdim=True, unbiased=False).clamp(min=1e-6)).flatten()
+        deviation = group.std(dim=1, keepdim=True, unbiased=False)  # 0 for equal rewards: the mean of four is exact
+        advantages = torch.where(deviation > 0, centred / deviation, 0.0).flatten()
         surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages).mean()
         late = 1 if mistake == 6 else 0
         kl = rows.mean(full_kl(rows.logits(logits, late), rows.logits(reference, late)))
