@@ -27,7 +27,7 @@ import posttrain
 from posttrain.records import Grades, Group
 from posttrain.runs.progress import Clock
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
-from posttrain.training.collector import CollectedStep, no_journal
+from posttrain.training.collector import CollectedStep, discard_scores
 from posttrain.training.learner import fit_critic
 from posttrain.training.session import Session, open_session
 from posttrain.variance import (
@@ -92,7 +92,7 @@ def sample() -> dict[str, Any]:
         lengths: list[int] = []
         rewards: list[float] = []
         for block in range(NUM_BLOCKS):
-            collected = session.collector.collect(block + 1, no_journal, Clock())
+            collected = session.collector.collect(block + 1, discard_scores, Clock())
             keep(f"block-{block:02d}", list(collected.groups), collected.grades)
             lengths += [len(each.tokens) for group in collected.groups for each in group.rollouts]
             rewards += collected.grades.rewards.flatten().tolist()
@@ -126,7 +126,7 @@ def fitted(session: Session) -> dict[str, Any]:
     explained: list[float] = []
     with session_of(BASELINES["none"], CRITIC_PROMPTS, 1) as source:
         for step in range(CRITIC_STEPS):
-            collected = source.collector.collect(FIRST_CRITIC_STEP + step, no_journal, Clock())
+            collected = source.collector.collect(FIRST_CRITIC_STEP + step, discard_scores, Clock())
             explained.append(fit_critic(session.learner, collected, Clock())["value/explained_variance"])
             print(f"critic {step + 1}/{CRITIC_STEPS}: explained variance {explained[-1]:.3f}", flush=True)
     return {"rollouts": CRITIC_STEPS * CRITIC_PROMPTS, "explained_variance": explained}
@@ -161,7 +161,7 @@ def measure(baseline: str) -> dict[str, Any]:
 def groups() -> dict[str, Any]:
     """Of each group size: uninformative groups and the noise of the mean, by formula and as sampled."""
     with session_of(BASELINES["none"], BANK_PROMPTS, BANK_SAMPLES) as session:
-        collected = session.collector.collect(BANK_STEP, no_journal, Clock())
+        collected = session.collector.collect(BANK_STEP, discard_scores, Clock())
     rewards = collected.grades.rewards
     success = success_rates(rewards)
     rows = [

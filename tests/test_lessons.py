@@ -18,6 +18,7 @@ from tests.support.refusals import mentions
 
 LEARN = Path(__file__).parents[1] / "docs" / "learn"
 INDEX = (LEARN / "index.md").read_text(encoding="utf-8")
+MOST_MINUTES = 4
 each_lesson = pytest.mark.parametrize("name", lessons())
 
 
@@ -51,6 +52,14 @@ def test_a_lesson_has_its_parts(name: str) -> None:
     ).groups()
     code = "\n".join(cell.source for cell in rest if cell.kind == "code")
     assert name.startswith(f"{int(number):02}_")
+    count, unit = minutes.split()
+    assert float(count) * {"second": 1 / 60, "minute": 1}[unit.removesuffix("s")] <= MOST_MINUTES
+    headings = " ".join(
+        re.findall(r"^#+ .*$", "\n".join(cell.source for cell in rest if cell.kind == "markdown"), re.M)
+    )
+    assert all(
+        part in headings.lower() for part in ("formula in ten lines", "by hand", "with the library", "experiment")
+    )
     assert f"- [{number} · {title}]({name}.py): {' '.join(question.split())} ({minutes})\n" in INDEX
     assert 'FULL = not os.environ.get("POSTTRAIN_TINY")' in code
     assert {"posttrain"} <= {*re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE)}

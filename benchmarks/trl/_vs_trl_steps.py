@@ -4,7 +4,7 @@ import torch
 from _vs_trl_wire import MIB, Stopwatch, Wire
 
 from posttrain.runs.progress import Clock
-from posttrain.training.collector import CollectedStep, no_journal
+from posttrain.training.collector import CollectedStep, discard_scores
 from posttrain.training.metrics import step_metrics, update_metrics
 from posttrain.training.session import Session
 
@@ -32,7 +32,7 @@ def serve(session: Session, wire: Wire, *, prompts_per_step: int, steps: int) ->
 
 def take_step(session: Session, step: int, clock: Clock) -> CollectedStep:
     """One step as `posttrain.training.rl.take_steps` takes it."""
-    collected = session.collector.collect(step, no_journal, clock)
+    collected = session.collector.collect(step, discard_scores, clock)
     credited = session.learner.credit(collected, clock)
     session.learner.remember(credited)
     updates = session.learner.learn(session.learner.batches(credited, clock), step, clock)

@@ -62,7 +62,7 @@ print(repr(tokenizer.decode(state)))
 # Every step has 384 possible actions. After 40 steps there are $384^{40}$ possible texts. Nobody can try them all, so
 # everything that follows works with samples.
 #
-# ## The log-probability of a text
+# ## The formula in ten lines: the log-probability of a text
 #
 # The probability of a text is the product over its tokens. Products of hundreds of numbers below 1 underflow, so we add
 # logarithms:

@@ -166,7 +166,13 @@ def trained(shift, baseline):
         update={"learning_rate": 3e-4, "warmup_steps": 0, "schedule": "constant"},
         evaluation={"every_steps": 0, "samples": 1, "sampling_probes": False},
         checkpoint={"every_steps": 0},
-        run={"folder": "runs/baselines", "overwrite": True, "num_steps": NUM_STEPS, "time_limit_minutes": None},
+        run={
+            "folder": "runs/baselines",
+            "overwrite": True,
+            "curves": False,
+            "num_steps": NUM_STEPS,
+            "time_limit_minutes": None,
+        },
     )
     with redirect_stdout(StringIO()), posttrain.steps(config, rewards=[plus_first(shift)]) as steps:
         return [step.metrics["reward"] - shift for step in steps]

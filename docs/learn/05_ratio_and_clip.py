@@ -148,7 +148,13 @@ def trained(epochs):
         update={"learning_rate": 3e-4, "warmup_steps": 0, "schedule": "constant", "epochs_per_step": epochs},
         evaluation={"every_steps": 0, "samples": 1, "sampling_probes": False},
         checkpoint={"every_steps": 0},
-        run={"folder": "runs/epochs", "overwrite": True, "num_steps": NUM_STEPS, "time_limit_minutes": None},
+        run={
+            "folder": "runs/epochs",
+            "overwrite": True,
+            "curves": False,
+            "num_steps": NUM_STEPS,
+            "time_limit_minutes": None,
+        },
     )
     with redirect_stdout(StringIO()), posttrain.steps(config, rewards=[plus_first]) as steps:
         return [step.metrics for step in steps]
@@ -163,7 +169,9 @@ for epochs, metrics in runs.items():
     clipped = [step.get("clip_ratio/region_mean", 0.0) for step in metrics]
     apart = [step.get("kl_behaviour", 0.0) for step in metrics]
     rewards = [step["reward"] for step in metrics]
-    print(f"{passes(epochs)}: reward {rewards[0]:.2f} → {rewards[-1]:.2f}, {sum(rewards) / len(rewards):.2f} on average")
+    print(
+        f"{passes(epochs)}: reward {rewards[0]:.2f} → {rewards[-1]:.2f}, {sum(rewards) / len(rewards):.2f} on average"
+    )
     print(f"   clipped: at most {max(clipped):.1%} of the tokens; KL(μ‖π): at most {max(apart):.4f} nats per token")
 
 figure, panels = plt.subplots(1, 3, figsize=(10, 3))

@@ -171,7 +171,13 @@ def trained(beta):
         update={"learning_rate": 3e-4, "warmup_steps": 0, "schedule": "constant"},
         evaluation={"every_steps": 0, "samples": 1, "sampling_probes": False},
         checkpoint={"every_steps": 0},
-        run={"folder": "runs/kl", "overwrite": True, "num_steps": NUM_STEPS, "time_limit_minutes": None},
+        run={
+            "folder": "runs/kl",
+            "overwrite": True,
+            "curves": False,
+            "num_steps": NUM_STEPS,
+            "time_limit_minutes": None,
+        },
     )
     with redirect_stdout(StringIO()), posttrain.steps(config, rewards=[plus_first]) as steps:
         return [(step.metrics["reward"], step.metrics.get("kl", 0.0)) for step in steps]

@@ -40,7 +40,13 @@ def recipe(num_steps, max_tokens, warmup, **sections):
         rollout={"prompts_per_step": PROMPTS, "group_size": GROUP_SIZE, "max_completion_tokens": max_tokens},
         update=update,
         checkpoint={"every_steps": 0},
-        run={"folder": "runs/loop", "overwrite": True, "num_steps": num_steps, "time_limit_minutes": None},
+        run={
+            "folder": "runs/loop",
+            "overwrite": True,
+            "curves": False,
+            "num_steps": num_steps,
+            "time_limit_minutes": None,
+        },
         **sections,
     )
 
@@ -128,7 +134,7 @@ assert apart < 0.1 * moved
 # ## Experiment: what does Countdown teach?
 #
 # Now twenty steps, on answers of up to 160 tokens, with a small KL term. A right answer earns 1, anything else 0.
-# Beside it runs a **control**: the same training, with the rewards of each step shuffled among its
+# Next to it runs a **control**: the same training, with the rewards of each step shuffled among its
 # completions. It gets as many rewards, and none where it was earned. If the control improved too, the gain would not
 # come from the reward.
 
@@ -179,10 +185,10 @@ plt.show()
 
 if FULL:
     assert after["accuracy_sampled_interval"][0] > before["accuracy_sampled_interval"][1]
-    assert control_after["accuracy_sampled"] < before["accuracy_sampled_interval"][1]
+    assert control_after["accuracy_sampled_interval"][1] < before["accuracy_sampled_interval"][0]
 
 # %% [markdown]
-# The intervals of before and after do not touch. In this run the control did not improve. (One seed.)
+# The intervals of before and after do not touch. In this run the control got worse. (One seed.)
 #
 # ## Habit or skill?
 #

@@ -67,7 +67,7 @@ for rollout in sample(story, 3, LENGTH).rollouts:
     print(full_stops(rollout.tokens), OPENINGS[2] + rollout.text)
 
 # %% [markdown]
-# ## The formula
+# ## The formula in ten lines
 #
 # The state $s_t$ is the text before token $t$. Its value is the reward that is expected from there:
 #
@@ -137,6 +137,8 @@ for update in range(UPDATES + 1):
         print(f"update {update:3d}: squared error {loss.item():.3f}, variance of R {rewards.var().item():.3f}")
 
 # %% [markdown]
+# ## With the library
+#
 # The library has the same network as `Critic`. Give it the weights of ours, and both predict the same values.
 
 # %%
@@ -163,7 +165,7 @@ print(f"largest difference between our head and the library's: {(same_values[0] 
 # %% [markdown]
 # ## By hand: GAE
 #
-# One loop from the back. The library computes all tokens at once; the numbers are the same.
+# One loop from the back. The library computes all tokens at once. The numbers are equal.
 
 
 # %%
@@ -214,21 +216,26 @@ def futures(prompt, tokens):
 truth = [rewards.mean().item() for _, rewards in futures(prompt, tokens)]
 shown = [policy.tokenizer.decode([token]) for token in tokens]
 figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
+distances = {}
 for (update, _), style in zip(snapshots.items(), (":", "--", "-"), strict=True):
     critic_at(update)
     axes.plot(values(text).tolist(), style, color="#0072B2", label=f"value head after {update} updates")
+    distances[update] = (values(text) - torch.tensor(truth)).abs().mean().item()
 axes.plot(truth, "o", color="#D55E00", label=f"true value, {ROLLOUTS} rollouts from each prefix")
 axes.set_xticks(range(LENGTH), shown, rotation=60)
 axes.set(ylabel="expected full stops", title=f"V before each token; this text earned {reward:.0f}")
 axes.legend(frameon=False)
 plt.show()
+print("mean distance from the dots:", ", ".join(f"{apart:.2f} after {each}" for each, apart in distances.items()))
+if FULL:
+    assert distances[0] > distances[EARLY] > distances[UPDATES]
 
 # %% [markdown]
 # The new head starts at 0 everywhere. The more it is trained, the better it follows the dots. Where line and
 # dots differ, a wrong value gives a wrong advantage.
 
 # %% [markdown]
-# ## The experiment: bias and variance of each λ
+# ## Experiment: bias and variance of each λ
 #
 # For token $t$ of a text we know the true advantage: $V(s_{t+1}) - V(s_t)$, both from rollouts. We also have 256
 # different futures after that token. Each gives an estimate $\hat A_t$. So we can measure:
@@ -274,6 +281,12 @@ print("updates    λ    bias  offset  noise   (full stops, root mean square)")
 for (update, lam), (bias, offset, noise) in results.items():
     print(f"{update:7d} {lam:4.2f}  {bias:6.3f}  {offset:6.3f}  {noise:5.3f}")
 assert all(bias < 1e-6 for (_, lam), (bias, *_) in results.items() if lam == 1.0)
+assert all(noise < 1e-3 for (_, lam), (*_, noise) in results.items() if lam == 0.0)
+if FULL:
+    for update in (EARLY, UPDATES):
+        assert max(LAMBDAS, key=lambda lam: results[update, lam][2]) == 1.0
+    for lam in LAMBDAS[:-1]:
+        assert results[UPDATES, lam][0] < results[EARLY, lam][0]
 
 # %%
 figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
@@ -340,7 +353,7 @@ with tempfile.TemporaryDirectory() as folder:
     steps = 20 if FULL else 2
     config = posttrain.load_recipe(
         "period-count-ppo",
-        run={"folder": f"{folder}/ppo", "num_steps": steps, "threads": torch.get_num_threads()},
+        run={"folder": f"{folder}/ppo", "num_steps": steps, "curves": False, "threads": torch.get_num_threads()},
         rollout={"prompts_per_step": 64 if FULL else 4, "max_completion_tokens": LENGTH},
     )
     with posttrain.steps(config) as run:

@@ -76,7 +76,10 @@ demonstrations = [
 
 
 def config_of(kind, name, **sections):
-    shared = {"task": {"name": "dataset", "held_out_share": 0}, "run": {"folder": str(FOLDER / name), "threads": 1}}
+    shared = {
+        "task": {"name": "dataset", "held_out_share": 0},
+        "run": {"folder": str(FOLDER / name), "threads": 1, "curves": False},
+    }
     return posttrain.load_recipe(kind=kind, **{**shared, **sections})
 
 
@@ -103,6 +106,8 @@ print(len(demonstrations), "demonstrations; sentences in 20 tokens:", table)
 
 # %% [markdown]
 # ## Stage 2: comparisons
+#
+# ### The formula in ten lines
 #
 # The judge sees two texts of the same opening and picks one. The reward model gives each text a score, and takes the
 # probability of the judge's choice to be
@@ -142,7 +147,13 @@ second = posttrain.train_reward_model(
 )
 scorer = posttrain.RewardModel(second.model_folder)
 
+# %% [markdown]
+# ### By hand, and with the library
+#
+# The loss on held-out pairs, which are of openings that the reward model never saw.
 
+
+# %%
 def scores(rows, column):
     return torch.tensor(scorer(prompts=[row["prompt"] for row in rows], completions=[row[column] for row in rows]))
 
@@ -166,7 +177,7 @@ for text, score in zip(PROBES, scorer(prompts=["I think that"] * 3, completions=
     print(f"true {sentences([text])[0]:.0f}, judge {careless(text):2d}, reward model {score:+.2f}: {text!r}")
 
 # %% [markdown]
-# ## Stage 3: PPO against the learned reward
+# ## Stage 3, the experiment: PPO against the learned reward
 #
 # The policy is paid what the reward model says, less β times its KL to the imitator. The true reward has weight 0: it
 # is measured, and pays nothing.
@@ -182,7 +193,7 @@ config = posttrain.load_recipe(
     },
     rollout={"max_completion_tokens": LENGTH, "prompts_per_step": 64 if FULL else 4},
     evaluation={"samples": 1},
-    run={"folder": str(FOLDER / "policy"), "num_steps": STEPS},
+    run={"folder": str(FOLDER / "policy"), "num_steps": STEPS, "curves": False},
 )
 
 
@@ -202,7 +213,18 @@ with posttrain.steps(config, rewards=rewards) as run:
 policy = str(run.run.model_folder)
 table["3 PPO"] = means(policy)
 
+
+def rewards_of(steps):
+    """Mean of each reward over some steps."""
+    return {name: sum(each[f"rewards/{name}/mean"] for each in steps) / len(steps) for name in names}
+
+
 names = {"learned": "learned reward (paid)", "sentences": "sentences (wanted)", "full_stops": "full stops (judged)"}
+begin, then, end = rewards_of(history[:5]), rewards_of(history[5:10] or history), rewards_of(history[-10:])
+if FULL:
+    assert all(begin[name] < then[name] < end[name] for name in names)
+    assert end["full_stops"] - end["sentences"] > begin["full_stops"] - begin["sentences"] + 0.2
+    assert min(each["rewards/learned/mean"] for each in history[-10:]) > then["learned"]
 figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
 for (name, label), style in zip(names.items(), ("-", "--", ":"), strict=True):
     axes.plot(range(1, STEPS + 1), [each[f"rewards/{name}/mean"] for each in history], style, label=label)
@@ -217,7 +239,7 @@ for text in sampled(policy, OPENINGS, seed=0, samples=1).values():
 # grows too. `full stops: abbreviation` in the log counts those that end no sentence. Nothing in the learned reward says
 # so. [Over-optimisation](../experiments/over_optimisation.md) measures how far this goes with other rewards and KLs.
 #
-# The log's alarm `length` is no sign of the flaw: the limit here is 20 tokens, and more texts reach it.
+# The log's alarm `length` does not mean that the flaw was found: the limit here is 20 tokens, and more texts reach it.
 #
 # ## The short cut: DPO
 #
@@ -280,6 +302,10 @@ if FULL:
         assert wanted > wanted_before + 0.3
         assert counted - wanted > counted_before - wanted_before + 0.1
     assert gained["rejected"].mean() < gained["chosen"].mean() < 0
+    (by_ppo, stops_by_ppo), (by_dpo, stops_by_dpo) = table["3 PPO"], table["2+3 DPO"]
+    assert by_ppo - 0.5 < by_dpo < by_ppo
+    assert stops_by_dpo - by_dpo < stops_by_ppo - by_ppo
+    assert (len(history), short_cut.summary["steps"]) == (40, 26)
 
 # %% [markdown]
 # Both ways write more sentences than the demonstrations, and both inherit the flaw: full stops rise faster than

@@ -96,7 +96,7 @@ compared("maths", ANSWERS, naive, library_scores("maths", ANSWERS.values(), answ
 # ## 3. Code
 #
 # "Run the program and its tests. No exception means passed." In Python, a result may say that it equals everything. The
-# library runs the program in a sandbox, in a process of its own, and only plain values come out.
+# library runs the program in a sandbox, in a separate process, and only plain values come out.
 
 # %%
 PROGRAMS = {
@@ -156,7 +156,11 @@ compared("judge", SPEECHES, naive, held, "with the library's check")
 #
 # $$r = w_f f + w_c \, [f > 0]\, c$$
 #
-# What is learned is decided by what **differs within a group** (lesson 4). We take a group of six completions and
+# What is learned is decided by what **differs within a group** (lesson 4).
+#
+# ### By hand, and with the library
+#
+# We take a group of six completions and
 # compute advantages by hand and with the library.
 
 # %%
@@ -211,7 +215,7 @@ with tempfile.TemporaryDirectory() as folder:
         rollout={"prompts_per_step": PROMPTS, "max_completion_tokens": LENGTH},
         task={"held_out_size": 32 if FULL else 2},
         evaluation={"every_steps": 5, "samples": 4, "brief_problems": 32 if FULL else 2},
-        run={"folder": f"{folder}/tags", "num_steps": STEPS},
+        run={"folder": f"{folder}/tags", "num_steps": STEPS, "curves": False},
     )
     with posttrain.steps(config, rewards=[paid_tags]) as run:
         history = [step.metrics for step in run]
@@ -234,6 +238,7 @@ if FULL:
     assert history[-1]["reward"] > 1
     assert best_paid["reward"] > 1
     assert measured[STEPS] < 0.1
+    assert "reward alone" in {alarm["alarm"] for alarm in alarms}
 axes.set(xlabel="step", title="A reward that can be cheated, and its alarms")
 axes.legend(frameon=False)
 plt.show()

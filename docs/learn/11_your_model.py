@@ -182,7 +182,7 @@ with tempfile.TemporaryDirectory() as folder:
         task={"name": "dataset"},
         rollout={"prompts_per_step": 32 if FULL else 2, "max_completion_tokens": LENGTH},
         evaluation={"every_steps": 0},
-        run={"folder": f"{folder}/run", "num_steps": STEPS},
+        run={"folder": f"{folder}/run", "num_steps": STEPS, "curves": False},
     )
     rewards = [in_form, posttrain.reward_function(right_sum, weight=0.0)]
     history = []
@@ -240,7 +240,7 @@ def control(seed):
             task={"name": "dataset"},
             rollout={"prompts_per_step": 32 if FULL else 2, "max_completion_tokens": LENGTH},
             evaluation={"every_steps": 0},
-            run={"folder": f"{folder}/control", "num_steps": STEPS, "seed": seed},
+            run={"folder": f"{folder}/control", "num_steps": STEPS, "seed": seed, "curves": False},
         )
         measured = posttrain.reward_function(in_form, weight=0.0)
         return posttrain.train(config, rows=rows, held_out_rows=held_out, rewards=[measured, shuffled]).summary

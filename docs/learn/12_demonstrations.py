@@ -192,6 +192,7 @@ def measured(world, walked, policy):
     return gap, expected_value_difference(world, features @ true_weights, policy, discount=1.0)
 
 
+losses = {}
 print("world  method          gap of visits  reward lost")
 for name, world in (("icy", icy), ("dry", dry)):
     walked = walks(world, expert(world), 1000 if FULL else 50, seed=2)
@@ -206,6 +207,12 @@ for name, world in (("icy", icy), ("dry", dry)):
     for method, policy in fits.items():
         gap, lost = measured(world, walked, policy)
         print(f"{name:6} {method:15} {gap:13.3f}  {lost:11.3f}")
+        losses[name, method] = lost
+
+if FULL:
+    assert all(losses[name, "causal"] < losses[name, "the expert"] + 0.2 for name in ("icy", "dry"))
+    assert losses["dry", "2008, exact"] < losses["dry", "the expert"] + 0.2
+    assert losses["icy", "2008, exact"] > 4 * losses["icy", "the expert"]
 
 # %% [markdown]
 # The causal method is almost as good as the expert's own policy, on both grounds. The exact 2008 method is as good on
@@ -302,6 +309,9 @@ for size in SIZES:
     for name, of_size in found.items():
         errors[name].append(float(np.median(of_size)))
 
+if FULL:
+    assert all(of_name == sorted(of_name, reverse=True) for of_name in errors.values())
+    assert all(one < other for one, other in zip(errors["demonstrations"], errors["comparisons"], strict=True))
 print("evidence       ", *(f"{size:>7}" for size in SIZES))
 for name, of_name in errors.items():
     print(f"{name:15}", *(f"{error:7.2f}" for error in of_name))

@@ -99,6 +99,8 @@ for t, (token, own) in enumerate(zip(tokens, sampled, strict=True)):
 print(f"{checked} replies are what our own calculator says")
 
 # %% [markdown]
+# ## By hand, and with the library
+#
 # Second, the log-probs. One pass of the model over everything, then pick the positions with mask 1. The library
 # recorded the same numbers while it sampled, and computes them again in an update.
 
@@ -179,12 +181,15 @@ for name, shares in rates.items():
     error = shares.std() / len(shares) ** 0.5
     print(f"{name:18} {shares.mean():6.3f}  {error:16.3f}  {steps_right(settings[name]):15.3f}")
 
+means = {name: shares.mean().item() for name, shares in rates.items()}
+errors = {name: (shares.std() / len(shares) ** 0.5).item() for name, shares in rates.items()}
+if FULL:
+    assert 0.95 < steps_right(settings["no tool"]) < steps_right(settings["calculator"])
+    assert means["calculator"] < means["no tool"] + errors["no tool"]
+    random_at_most = means["random calculator"] + errors["random calculator"]
+    assert all(random_at_most < means[name] - errors[name] for name in ("no tool", "calculator"))
 figure, axes = plt.subplots(figsize=(5.5, 3.2), layout="constrained")
-means, errors = (
-    [s.mean().item() for s in rates.values()],
-    [1.96 * (s.std() / len(s) ** 0.5).item() for s in rates.values()],
-)
-axes.bar([*rates], means, yerr=errors, capsize=4)
+axes.bar([*means], [*means.values()], yerr=[1.96 * error for error in errors.values()], capsize=4)
 axes.set(ylabel="solved", title=f"{PROBLEMS} held-out problems, {SAMPLES} answers each (95 % intervals)")
 plt.show()
 

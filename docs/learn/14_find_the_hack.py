@@ -57,10 +57,13 @@ axes.legend(frameon=False, loc="upper left")
 plt.show()
 for alarm in alarms:
     print(f"step {alarm['step']}, {alarm['alarm']}: {alarm['says']}")
+print("held-out accuracy:", ", ".join(f"{share:.3f} at step {step}" for step, share in accuracy.items()))
+assert accuracy[20] == max(accuracy.values()) > 1.9 * accuracy[0]
+assert reward[30] > reward[20]
 
 # %% [markdown]
 # Up to step 20 accuracy still rises: it doubles. Then the reward goes on rising and accuracy falls. A reward alone
-# would not have shown it. That is why a run measures held-out problems with a grader of its own.
+# would not have shown it. That is why a run measures held-out problems with another grader.
 #
 # The alarm compares two numbers, and we can check both by hand: the mean reward of the first five and the last five
 # steps, and accuracy before and now.
@@ -110,18 +113,23 @@ axes.stackplot(steps, *shares.values(), labels=[*shares], colors=["#0072B2", "#D
 axes.set(xlabel="step", ylabel="share of completions", title="What is paid for", ylim=(0, 1), xlim=(1, 30))
 axes.legend(loc="lower left")
 plt.show()
+assert shares["lie"][29] > 0.5
 for step in (1, 10, 20, 30):
     print(f"step {step:2d}: " + ", ".join(f"{name} {of_kind[step - 1]:.2f}" for name, of_kind in shares.items()))
 
 # %% [markdown]
 # Here is the hack. Honest search is hard. Writing `!` is easy, and it is paid as well.
 #
-# ## How the policy learned it
+# ## The formula in ten lines: how the policy learned it
 #
-# A lie must first happen by chance. Then it is paid, and its siblings are not: it gets a positive advantage. The
-# formula of lesson 4, by hand on the run's own rewards, must give the advantages that the run stored:
+# A lie must first happen by chance. Then it is paid, and its siblings are not. By the formula of lesson 4 it gets a
+# positive advantage:
 #
 # $$A_i = \frac{r_i - \bar r}{\sigma}$$
+#
+# ## By hand, and with the library
+#
+# On the run's own rewards, the formula must give the advantages that the run stored.
 
 # %%
 groups = {}
@@ -185,6 +193,11 @@ for (name, means), style in zip(probability.items(), ("--", "-"), strict=True):
 axes.set(xlabel="step", ylabel="probability of `!`", title="How the mark lost its meaning", ylim=(0, 1.02))
 axes.legend(frameon=False)
 plt.show()
+for_hits, for_misses = probability.values()
+assert min(for_hits) > 0.9
+assert min(for_hits[0], for_hits[19], for_hits[29]) > 0.99
+assert for_misses[0] < 0.001
+assert 0.2 < for_misses[29] < 0.3
 for name, means in probability.items():
     print(f"{name:20} step 1: {means[0]:.3f}   step 20: {means[19]:.3f}   step 30: {means[29]:.3f}")
 

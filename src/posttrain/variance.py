@@ -157,7 +157,7 @@ def baseline_deviation(success: Float64[Tensor, " prompt"], group_size: int) -> 
 def squared_advantage(success: Float64[Tensor, " prompt"], group_size: int) -> float:
     """The mean square of a leave-one-out advantage, in units of that of the reward itself (dimensionless).
 
-        mean over prompts of p (1 - p) G/(G - 1), over the mean of p        1 is no gain over no baseline
+        mean over prompts of p (1 - p) G/(G - 1), over the mean of p        1 is as noisy as no baseline
 
     Prompts that differ make it smaller than at their mean chance: (1 - p) G/(G - 1) of one p is below 1 from G > 1/p
     on.  Raises UserError if no prompt has a chance, or a group is one completion.

@@ -17,7 +17,7 @@ from posttrain.options.rollout import RolloutOptions
 from posttrain.runs.alarms import GAP, GAP_LIMIT
 from posttrain.runs.progress import Clock
 from posttrain.training.ahead import CollectedApart, CollectorAhead
-from posttrain.training.collector import Collector, no_journal
+from posttrain.training.collector import Collector, discard_scores
 from posttrain.training.metrics import FIRST_ALONE as GAP_MEAN
 from posttrain.training.run_replay import replay
 from posttrain.training.session import CallerObjects
@@ -48,7 +48,7 @@ def test_a_reward_that_waits_for_its_step_is_called_as_soon_as_the_step_is_asked
         raise RunError("enough")
     ahead._done[4] = apart
     with refused("enough", error=RunError):
-        ahead.collect(4, no_journal, Clock())
+        ahead.collect(4, discard_scores, Clock())
     assert called.wait(5)
 
 

@@ -117,7 +117,7 @@ def test_a_dry_run_shows_the_plan_and_makes_nothing(name: str, tmp_path: Path, m
 
 
 TAKES = re.compile(
-    r"^time +about \d+\.\d min: \d+\.\d\d s per step, and \d+\.\d min to measure held-out rows$", re.MULTILINE
+    r"^time +about \d+\.\d min: \d+\.\d\d s per step, \d+\.\d s for each of \d+ held-out measurements$", re.MULTILINE
 )
 
 

@@ -27,7 +27,7 @@ from posttrain.records import Finish, Prompt
 from posttrain.rewards.grading.grade import reward_function
 from posttrain.runs.progress import Clock
 from posttrain.tasks.base import Probe, Reading
-from posttrain.training.collector import no_journal
+from posttrain.training.collector import discard_scores
 from posttrain.training.evaluation import Questions, sample_answers
 from posttrain.training.full_evaluation import full_evaluation
 from tests.support.engines import ChangedEngine, ChangedSampling
@@ -291,7 +291,7 @@ def test_what_a_step_and_its_refills_train_on_is_looked_at() -> None:
     refilled = stages_with(algorithm, equal)
     refilled.collector.engine = ChangedEngine(refilled.policy, short, where=lambda _, each: each.continuation.draw >= 5)
     with refused("ChangedEngine", "prompt ", "logprobs", error=RunError):
-        refilled.collector.collect(1, no_journal, Clock())
+        refilled.collector.collect(1, discard_scores, Clock())
 
 
 def test_what_an_evaluation_and_its_probes_measure_is_looked_at() -> None:

@@ -18,7 +18,7 @@ from posttrain.rewards.model import RewardModel
 from posttrain.runs.named_inputs import named_files
 from posttrain.runs.planned_memory import dpo_setup
 from posttrain.runs.progress import Clock
-from posttrain.training.collector import CollectedStep, no_journal
+from posttrain.training.collector import CollectedStep, discard_scores
 from posttrain.training.report import planned_memory, reward_model_bytes
 from posttrain.training.session import CallerObjects, inputs_of, open_session
 from tests.support.model_folders import changed
@@ -78,7 +78,7 @@ def test_a_step_mixes_it_with_a_function_and_does_not_move_it(places: Path) -> N
                 parameter.add_(1.0)
         assert held(**GIVEN) == first
         assert first == pytest.approx(before, abs=1e-6)
-        step = session.collector.collect(1, no_journal, Clock())
+        step = session.collector.collect(1, discard_scores, Clock())
     assert step.grades.names == ("countdown", "rm")
     assert step.grades.scores[1].unique().numel() > 3  # of 2 × 3 completions
     torch.testing.assert_close(step.grades.rewards, step.grades.scores[0] + 0.5 * step.grades.scores[1])
@@ -129,7 +129,7 @@ def test_a_text_that_is_too_long_stops_the_run_at_its_row(places: Path) -> None:
 
 def first_step(given: posttrain.Config) -> CollectedStep:
     with open_session(given) as session:
-        return session.collector.collect(1, no_journal, Clock())
+        return session.collector.collect(1, discard_scores, Clock())
 
 
 def test_a_changed_folder_is_noticed_by_a_resume(places: Path, tmp_path: Path) -> None:

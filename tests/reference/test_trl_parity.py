@@ -19,7 +19,7 @@ import torch
 from posttrain.records import Group
 from posttrain.rewards.grading.function import name_of_callable
 from posttrain.runs.progress import Clock
-from posttrain.training.collector import no_journal
+from posttrain.training.collector import discard_scores
 from posttrain.training.metrics import update_metrics
 from posttrain.training.session import open_session
 from posttrain.trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, rewards
@@ -82,7 +82,7 @@ def outcome(name: str) -> Outcome:
     reports, kls = [], []
     with open_session(config, trainer.objects(rows)) as session:
         for step in range(1, len(CASES[name]["updates"]) // 2 + 1):
-            collected = session.collector.collect(step, no_journal, Clock())
+            collected = session.collector.collect(step, discard_scores, Clock())
             credited = session.learner.credit(collected, Clock())
             kls += [logged_by(trainer.args).penalised_kl(collected.groups, credited.token_rewards).get("kl"), None]
             reports += session.learner.learn(session.learner.batches(credited, Clock()), step, Clock())

@@ -30,7 +30,7 @@ from posttrain.records import Example, Prompt, TokenSequence
 from posttrain.rewards.grading.grade import reward_function
 from posttrain.runs.progress import Clock, peak_memory_bytes
 from posttrain.tasks.base import Task
-from posttrain.training.collector import Collector, CollectorSettings, no_journal
+from posttrain.training.collector import Collector, CollectorSettings, discard_scores
 from posttrain.training.fit_session import FitSession
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.sft.sft_run import SftObjective
@@ -120,7 +120,7 @@ def learn_by_reward(policy: Policy, shape: dict) -> None:
     settings = LearnerSettings(update=update, max_completion_tokens=rollout.max_completion_tokens, num_steps=2)
     learner = Learner(policy, build_algorithm(shape["algorithm"]), settings)
     for step in (1, 2):  # from the second on there are moments
-        credited = learner.credit(collector.collect(step, no_journal, Clock()), Clock())
+        credited = learner.credit(collector.collect(step, discard_scores, Clock()), Clock())
         learner.remember(credited)
         learner.learn(learner.batches(credited, Clock()), step, Clock())
 

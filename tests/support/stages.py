@@ -13,7 +13,7 @@ from posttrain.records import Prompt
 from posttrain.rewards.grading.grade import OnError, reward_function
 from posttrain.runs.progress import Clock
 from posttrain.tasks.base import Task
-from posttrain.training.collector import CollectedStep, Collector, CollectorSettings, no_journal
+from posttrain.training.collector import CollectedStep, Collector, CollectorSettings, discard_scores
 from posttrain.training.credited_step import CreditedStep
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.metrics import update_metrics
@@ -53,7 +53,7 @@ class Stages:
         return self.learner.policy
 
     def collected(self, step: int = 1) -> CollectedStep:
-        return self.collector.collect(step, no_journal, Clock())
+        return self.collector.collect(step, discard_scores, Clock())
 
     def credited(self, step: int = 1) -> CreditedStep:
         return self.learner.credit(self.collected(step), Clock())

@@ -24,7 +24,7 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.shared_sampling import EngineInTurns, HandedOver, SharedEngine, Turns
 from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.progress import Clock
-from posttrain.training.collector import CollectedStep, Collector, Journal, no_journal
+from posttrain.training.collector import CollectedStep, Collector, Journal, discard_scores
 
 SAMPLER_WAIT = "seconds/sampler_wait"
 """The metric of the sampler's idle time in a step; the trainer's wait is the stage `wait`."""
@@ -58,7 +58,7 @@ class CollectorApart(Collector):
         with self.turn(None):
             return super().prompts(step, draws)
 
-    def grade(self, groups: Sequence[Group], *, step: int = 1, journal: Journal = no_journal) -> Grades:
+    def grade(self, groups: Sequence[Group], *, step: int = 1, journal: Journal = discard_scores) -> Grades:
         self.sampled(step)
         with self.turn(step):
             return super().grade(groups, step=step, journal=journal)

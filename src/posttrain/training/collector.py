@@ -25,7 +25,7 @@ Journal = Callable[[int, Sequence[Group], Grades], None]
 """Function of (step, groups, grades) that receives every score before it is used."""
 
 
-def no_journal(step: int, groups: Sequence[Group], grades: Grades) -> None:
+def discard_scores(step: int, groups: Sequence[Group], grades: Grades) -> None:
     """Do not save scores, outside a run."""
 
 
@@ -140,7 +140,7 @@ class Collector:
             first_draw=first_draw,
         )
 
-    def grade(self, groups: Sequence[Group], *, step: int = 1, journal: Journal = no_journal) -> Grades:
+    def grade(self, groups: Sequence[Group], *, step: int = 1, journal: Journal = discard_scores) -> Grades:
         return grade(
             groups,
             self.rewards,

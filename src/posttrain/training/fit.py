@@ -132,9 +132,7 @@ def fit(session: FitSession[Item], harness: Harness) -> Run:
         for taken, step in enumerate(harness.steps()):
             report = harness.record(take_step(session, harness, step))
             seconds.append(report.seconds["update"])
-            samples = samples or bool(
-                report.groups
-            )  # a round's first step also samples pairs
+            samples = samples or bool(report.groups)  # a round's first step also samples pairs
             if taken + 1 == FIRST_STEPS < session.num_steps and not samples:
                 harness.progress.note(time_line(session, median(seconds), measured_seconds))
     if harness.interruption and trained.step < session.num_steps:
@@ -203,10 +201,10 @@ def show_fit_plan(config: Kind, opened: Opened[Kind, Item]) -> None:
 def time_line(session: FitSession[Item], step_seconds: float, measured_seconds: float = 0.0) -> str:
     """Minutes of all steps, and of the held-out measurements if one was timed."""
     count, objective = session.num_steps, session.objective
-    measured = sum(objective.is_due(step, count) for step in range(1, count + 1)) * measured_seconds
-    held_out = f", and {measured / 60:.1f} min to measure held-out rows" if measured_seconds else ""
-    steps = f"{step_seconds:.2f} s per step{held_out}"
-    return f"time       about {(count * step_seconds + measured) / 60:.1f} min: {steps}"
+    times = sum(objective.is_due(step, count) for step in range(1, count + 1))
+    held_out = f", {measured_seconds:.1f} s for each of {times} held-out measurements" if measured_seconds else ""
+    minutes = (count * step_seconds + times * measured_seconds) / 60
+    return f"time       about {minutes:.1f} min: {step_seconds:.2f} s per step{held_out}"
 
 
 def plan_lines(session: FitSession[Item]) -> list[str]:

@@ -31,7 +31,7 @@ from posttrain.schemas import did_you_mean
 from posttrain.tasks.base import Task
 from posttrain.tasks.dataset import Rows
 from posttrain.training import report
-from posttrain.training.collector import no_journal
+from posttrain.training.collector import discard_scores
 from posttrain.training.credited_step import CreditedStep
 from posttrain.training.evaluation import held_out_metrics
 from posttrain.training.held_out import evaluate_when_due, held_out_score, measure
@@ -319,7 +319,7 @@ def show_rl_plan(config: Config, caller: CallerObjects = NO_CALLER, *, show_prom
         earlier_rollouts(session.algorithm)
         session.load_weights()
         clock, learner = Clock(), session.learner
-        collected = session.collector.collect(1, no_journal, clock)
+        collected = session.collector.collect(1, discard_scores, clock)
         learner.try_gradient(learner.batches(learner.credit(collected, clock), clock), clock)
         plan = report.rl_plan_lines(session, collected, clock.seconds, whole_step=True)
         reader = Reader(

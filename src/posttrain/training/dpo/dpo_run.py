@@ -31,7 +31,7 @@ from posttrain.tasks.base import Task
 from posttrain.tasks.dataset import Rows, count_text
 from posttrain.tasks.row_files.rows import GivenRows
 from posttrain.training import held_out
-from posttrain.training.collector import Journal, completion_tokens, no_journal
+from posttrain.training.collector import Journal, completion_tokens, discard_scores
 from posttrain.training.dpo.dpo_objective import DpoObjective
 from posttrain.training.dpo.learned_rounds import LearnedRounds
 from posttrain.training.evaluation import held_out_metrics
@@ -177,7 +177,7 @@ class RoundPairs(LearnedRounds):
     def rehearse(self) -> list[str]:
         began = perf_counter()
         self.session.load_weights(self.run.num_updates)
-        sampled = self.sampled(1, no_journal, Clock())
+        sampled = self.sampled(1, discard_scores, Clock())
         self.pairs = replace(self.pairs, training=sampled.pairs)
         return [
             f"round      {perf_counter() - began:.1f} s to sample and judge a round: {len(sampled.pairs)} pairs",
