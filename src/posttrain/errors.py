@@ -1,7 +1,5 @@
 """Errors for users: each message says where, what is wrong and what to do."""
 
-from collections.abc import Mapping
-
 
 class UserError(ValueError):
     """A mistake of the user's.  The command prints it without a traceback.  `exit_code` is 2 for wrong usage."""
@@ -44,7 +42,7 @@ class HelpShown(SystemExit):
 class FlagsListed(HelpShown):
     """A command's usage and flags, for shell completion."""
 
-    def __init__(self, usage: str, flags: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(self, usage: str, flags: dict[str, tuple[str, ...]]) -> None:
         """`flags` has the fixed choices of each flag's value; none if the value is free."""
         super().__init__()
         self.usage, self.flags = usage, flags
