@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from pyarrow import parquet
 from safetensors.torch import load_file
 
 from posttrain.ranks.group import Dealt, RankGroup
@@ -23,7 +22,6 @@ from tests.support.runs import command, metrics_of, rollout_rows, save_tiny_mode
 
 SAMPLED = ("prompt_id", "tokens", "logprobs", "reward", "advantage")
 SMALL = {"update": {"tokens_per_microbatch": 128}}
-KEPT = {"keep_token_columns": True}
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +34,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def of_two(folder: Path) -> Path:
     """A run by two ranks."""
-    ended = by_ranks("rl", tiny_recipe(folder / "two", **SMALL, run=KEPT), folder=folder)
+    ended = by_ranks("rl", tiny_recipe(folder / "two", **SMALL, run={"keep_token_columns": True}), folder=folder)
     assert ended.code == 0, ended.err
     return folder / "two" / "run"
 
 
 def weights(run: Path) -> Mapping[str, torch.Tensor]:
     return load_file(run / "model" / "model.safetensors")
-
-
-def token_columns(run: Path, step: int) -> list[dict[str, Any]]:
-    return parquet.read_table(run / "token_columns" / f"step-{step:06d}.parquet").to_pylist()
 
 
 def largest_difference(run: Path, other: Path) -> float:
@@ -56,7 +50,7 @@ def largest_difference(run: Path, other: Path) -> float:
 
 
 def test_two_ranks_sample_the_same_tokens_and_train_the_same_weights_as_one(folder: Path, of_two: Path) -> None:
-    ended = command("rl", tiny_recipe(folder / "one", **SMALL, run=KEPT), folder=folder)
+    ended = command("rl", tiny_recipe(folder / "one", **SMALL, run={"keep_token_columns": True}), folder=folder)
     assert ended.code == 0, ended.err
     one = folder / "one" / "run"
     for step in range(1, 5):
@@ -64,14 +58,11 @@ def test_two_ranks_sample_the_same_tokens_and_train_the_same_weights_as_one(fold
             same = [name for name in ours if "logprob" not in name]
             assert [ours[name] for name in same] == [theirs[name] for name in same]
             assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-5)
-        for ours, theirs in zip(token_columns(one, step), token_columns(of_two, step), strict=True):
-            assert (ours["update"], ours["draw"], ours["sample"]) == (
-                theirs["update"],
-                theirs["draw"],
-                theirs["sample"],
-            )
+        kept = [rollout_rows(run, step, "token_columns") for run in (one, of_two)]
+        for ours, theirs in zip(*kept, strict=True):
+            assert all(ours[name] == theirs[name] for name in ("update", "draw", "sample"))
             assert ours["policy_logprobs"] == pytest.approx(theirs["policy_logprobs"], abs=1e-4)
-        assert sum(row["update"] is None for row in token_columns(one, step)) == len(rollout_rows(one, step))
+        assert sum(row["update"] is None for row in kept[0]) == len(rollout_rows(one, step))
     assert largest_difference(one, of_two) < 1e-6
     for ours, theirs in zip(metrics_of(one), metrics_of(of_two), strict=True):
         for name in ("reward", "kl_behaviour", "loss", "grad_norm", "eval/accuracy_sampled", "eval/mean_length"):
