@@ -120,3 +120,14 @@ def test_a_long_line_of_scores_has_its_place_and_the_limit_holds_when_it_is_aske
     scores = ScoreLines(tmp_path / "scores.jsonl")
     assert [len(str(scores.of_group(1, draw)["details"])) for draw in range(2)] == [200, 0]
     assert scores.faults == []
+
+
+@pytest.mark.parametrize(("high", "drawn"), [(0.0, {}), (0.25, {"Clipped": ["low", "high"]})])
+def test_curves_that_are_0_by_construction_are_left_out(
+    tmp_path: Path, high: float, drawn: dict[str, list[str]]
+) -> None:
+    """With one update per step π is μ: nothing is clipped, and the KL to μ is rounding."""
+    numbers = {"kl": 0.1, "kl_behaviour": 1e-12, "clip_ratio/low_mean": 0.0, "clip_ratio/high_mean": high}
+    metrics = metrics_file(tmp_path, [json.dumps({"step": step, **numbers}) for step in (1, 2)]).whole()
+    found = {panel["panel"]: [line["name"] for line in panel["lines"]] for panel in curve_panels(metrics)}
+    assert found == {"KL": ["to the reference"], **drawn}

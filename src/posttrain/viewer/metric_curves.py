@@ -11,6 +11,8 @@ from posttrain.viewer.response_types import Curves, Line, Number, Outcomes, Stac
 
 MOST_POINTS = 1000
 """Of a line."""
+ROUNDING = 1e-9
+"""Of a mean over tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,8 @@ class Drawn:
     metric: str
     label: str
     axis: Literal["left", "right"] = "left"
+    moves: bool = False
+    """Left out if all such lines of its panel are 0 up to rounding, as with one update per step, where π is μ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,11 @@ PANELS = (
     Panel(
         "KL",
         "nats per token",
-        (Drawn("kl", "to the reference"), Drawn("kl_teacher", "to the teacher"), Drawn("kl_behaviour", "to μ")),
+        (
+            Drawn("kl", "to the reference"),
+            Drawn("kl_teacher", "to the teacher"),
+            Drawn("kl_behaviour", "to μ", moves=True),
+        ),
     ),
     Panel(
         "Entropy",
@@ -88,7 +96,9 @@ PANELS = (
         instead=True,
     ),
     Panel("Gradient norm", "before clipping", (Drawn("grad_norm", "gradient norm"),)),
-    Panel("Clipped", "share of tokens", (Drawn("clip_ratio/low_mean", "low"), Drawn("clip_ratio/high_mean", "high"))),
+    Panel(
+        "Clipped", "share of tokens", tuple(Drawn(f"clip_ratio/{end}_mean", end, moves=True) for end in ("low", "high"))
+    ),
     Panel("Explained variance", "of returns", (Drawn("value/explained_variance", "critic"),)),
     Panel("Groups without a signal", "share of groups", (Drawn("frac_uninformative_groups", "no signal"),), "share"),
     Panel("Gap to the demonstrations", "of feature expectations", (Drawn("gap", "gap"),)),
@@ -106,11 +116,17 @@ def curve_panels(metrics: MetricLines) -> list[Curves]:
     left_out = BY_REWARD[1] if "reward" in metrics.names else BY_REWARD[0]
     found: list[Curves] = []
     for panel in PANELS:
-        lines = [line for each in panel.drawn if (line := line_of(metrics, each)) is not None]
+        still = all(is_zero(metrics, each) for each in panel.drawn if each.moves)
+        drawn = [each for each in panel.drawn if not (each.moves and still)]
+        lines = [line for each in drawn if (line := line_of(metrics, each)) is not None]
         if lines and panel.name != left_out:
             shown = lines[:1] if panel.instead else lines
             found.append(Curves(panel=panel.name, unit=panel.unit, scale=panel.scale, lines=shown))
     return found
+
+
+def is_zero(metrics: MetricLines, drawn: Drawn) -> bool:
+    return not (np.abs(metrics.series(drawn.metric).values) > ROUNDING).any()
 
 
 def line_of(metrics: MetricLines, drawn: Drawn) -> Line | None:

@@ -218,7 +218,7 @@ export function Chart({ title, unit, lines, stacked, percents, range, marks = []
   return html`<figure class="chart"><figcaption ref=${head}>
       <h3>${title}${unit && html`<span class="unit">${unit}</span>`}</h3>
       <span class="readings">${lines.map((line, place) => html`<span class="reading" key=${line.name}>
-        <i class=${`${stacked ? "dot" : "stroke"} ${line.colour || lineColour(place)} ${pattern(dashOf(line))}`}></i>${lines.length > 1 && words(line.name)} <b></b></span>`)}</span>
+        <i class=${`${stacked ? "dot" : "stroke"} ${line.colour || lineColour(place)} ${pattern(dashOf(line))}`}></i>${words(line.name).toLowerCase() !== title.toLowerCase() && words(line.name)} <b></b></span>`)}</span>
     </figcaption><div class="plot" ref=${box} role="slider" tabindex="0" aria-label=${spoken(title, lines, percents)}
       onKeyDown=${(event) => keyed(event, plot.current, acts.current)}></div></figure>`;
 }

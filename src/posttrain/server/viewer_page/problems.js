@@ -52,7 +52,7 @@ function Problem({ run, page }) {
   const greedy = page.steps.some((step) => step.rows.some((row) => row.greedy));
   return html`<h1 tabindex="-1">${plain(page.prompt_id)}</h1><section class="text" aria-label="prompt"><${PlainText} text=${page.prompt} spaces=${false} /></section>
     ${page.columns && html`<details><summary>Row of the data set</summary><pre class="code">${plain(page.columns)}</pre></details>`}
-    ${page.steps.length > 1 && html`<section class="panels one"><${Chart} title="Mean score" unit=${lines.length === 1 && lines[0].name} lines=${lines} sync="problem" onOpen=${open} /></section>`}
+    ${page.steps.length > 1 && html`<section class="panels one"><${Chart} title="Mean score" lines=${lines} sync="problem" onOpen=${open} /></section>`}
     ${greedy && html`<p class="note">Means leave out greedy completions.</p>`}
     <p class="key">${Object.entries(colours).map(([name, colour]) => html`<${Outcome} key=${name} name=${name} colour=${colour} />`)}</p>
     ${page.steps.map((step) => html`<section class="asked-at" key=${step.source + step.step + step.evaluation} data-step=${step.step}>
