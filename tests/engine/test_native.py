@@ -24,7 +24,7 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import SamplingParams
 from tests.support.accidents import Accident
 from tests.support.refusals import mentions
-from tests.support.runs import command, require_same, save_tiny_model, tiny_recipe
+from tests.support.runs import SHAPE, command, require_same, save_tiny_model, tiny_recipe
 from tests.support.tiny import some_prompts, tiny_policy
 
 KEY = StreamKey(4, "test", 2)
@@ -203,12 +203,12 @@ def test_a_cache_that_cannot_be_written_costs_a_compilation_in_each_process(tmp_
     assert ended(asked(tmp_path / "file")) == "16"
 
 
-def test_a_run_that_samples_natively_says_so_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path / "model")
+def test_a_run_with_the_kernel_says_so_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model", shape=replace(SHAPE, hidden_size=32, mlp_size=48))
     every_two = {"engine": {"name": "in_process", "native": True}, "checkpoint": {"every_steps": 2}}
     whole = command("rl", tiny_recipe(tmp_path / "whole", **every_two), folder=tmp_path)
     assert whole.code == 0, whole.err
-    assert "sampled and scored by the native kernel" in whole.out
+    assert "sampled and scored by the native kernel; its updates use it too" in whole.out
     place = tmp_path / "killed"
     killed = command("rl", tiny_recipe(place, **every_two), folder=place, accident=IN_STEP_4)
     assert killed.code == -9

@@ -47,10 +47,10 @@ PRELOADED = [
 ]
 
 
-def save_tiny_model(folder: Path, *, seed: int = 0) -> Path:
+def save_tiny_model(folder: Path, *, seed: int = 0, shape: NewModelOptions = SHAPE) -> Path:
     """A random one-layer model with the tokenizer of the bundled one."""
     tokenizer = new_tokenizer()
-    new_model(SHAPE, tokenizer, seed=seed).save_pretrained(folder)
+    new_model(shape, tokenizer, seed=seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -79,9 +79,11 @@ class ExactRotary(nn.Module):
 
 
 def tiny_model(
-    family: str, dtype: torch.dtype = torch.float64, *, seed: int = 0, exact: bool = True
+    family: str, dtype: torch.dtype = torch.float64, *, seed: int = 0, exact: bool = True, **shape: object
 ) -> PreTrainedModel:
     """Weights are uniform numbers from numpy, the same on every machine; no norm is 1 and no bias 0.
+
+    `shape` changes the config of a decoder.
 
     Without `exact` norms and rotary angles are the library's own, through float32.
     """
@@ -99,11 +101,13 @@ def tiny_model(
         model: PreTrainedModel = GPT2LMHeadModel(config)
     else:
         model_class, config_class, extra = CLASSES[family]
-        model = model_class(config_class(**{**SHAPE, **extra}))
+        model = model_class(config_class(**{**SHAPE, **extra, **shape}))
         if exact and family in DECODER_CLASSES:
             make_exact(model)
         elif exact:
-            model.model.rotary_emb = ExactRotary(getattr(model.config, "head_dim", None) or 16 // 4)
+            config = model.config
+            width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            model.model.rotary_emb = ExactRotary(width)
             for module in model.modules():
                 if type(module).__name__.endswith("RMSNorm"):
                     module.forward = MethodType(exact_norm, module)
@@ -126,10 +130,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_policy(
-    family: str = "qwen3", dtype: torch.dtype = torch.float64, *, seed: int = 0, compute: str = "float32"
+    family: str = "qwen3",
+    dtype: torch.dtype = torch.float64,
+    *,
+    seed: int = 0,
+    compute: str = "float32",
+    **shape: object,
 ) -> Policy:
     """As the library makes it; `compute="bfloat16"` is its mixed precision."""
-    policy = as_policy(tiny_model(family, dtype, seed=seed), tokenizer(), dtype=compute)
+    policy = as_policy(tiny_model(family, dtype, seed=seed, **shape), tokenizer(), dtype=compute)
     if family not in ALL_DECODERS:
         return policy
     # The exact norms are none of the family's layers, and are refused as they should be; here we know what they do.

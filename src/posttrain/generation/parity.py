@@ -22,6 +22,7 @@ from posttrain.models.context import changes_at, num_embeddings
 from posttrain.models.forward import Completions, PlainForward
 from posttrain.models.model_outputs import cache_refusal
 from posttrain.models.native.native_decoder import native_refusal
+from posttrain.models.native.native_layers import training_forward
 from posttrain.models.policy import Policy
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Group, Prompt
@@ -156,7 +157,7 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
     for groups in (together, alone):
         read, sampled = as_completions(groups), sampled_logprobs(groups)
         with torch.inference_mode():
-            trained = policy.completion_logprobs(read).double().cpu()
+            trained = replace(policy, forward=training_forward(policy)).completion_logprobs(read).double().cpu()
         rows = zip(read.prompt_of, read.completions, strict=True)
         truth = torch.cat([by_itself(read.prompts[i], each) for i, each in rows])
         gaps += [(each - truth).abs().nan_to_num(nan=torch.inf) for each in (sampled, trained)]

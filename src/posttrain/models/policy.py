@@ -55,7 +55,7 @@ class Policy:
     """Why the model's own forward pass samples without a cache, whole rows for every token; None if it has one, and for
     the shared-prompt pass."""
     native_reason: str | None = "engine.native is false"
-    """Why the native kernel does not sample and score; None if it may (`models.native`)."""
+    """Why the native kernel does not sample, score and train; None if it may (`models.native`)."""
     context: int | None = None
     """The chosen limit of prompt and completion together; None means the model's own."""
     stored_dtype: torch.dtype | None = None

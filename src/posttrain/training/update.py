@@ -17,6 +17,7 @@ from posttrain.errors import RunError
 from posttrain.models.forward import ForwardNeeds
 from posttrain.models.logprobs import NextTokens
 from posttrain.models.native.native_decoder import native_decoder
+from posttrain.models.native.native_layers import training_forward
 from posttrain.models.native.native_scoring import native_logprobs
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.fused import gradients_in_place
@@ -199,7 +200,7 @@ def token_view(
         values=None if Need.VALUES not in needs or objective.critic is None else objective.critic.values,
     )
     with gradients_in_place():
-        parts = policy.forward.completion_logprobs(micro, wanted)
+        parts = training_forward(policy).completion_logprobs(micro, wanted)
     logprobs = parts.logprobs
     assert logprobs is not None
     columns = micro.columns.map(lambda column: column.to(logprobs, non_blocking=True))

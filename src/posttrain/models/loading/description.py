@@ -13,6 +13,7 @@ from posttrain.models.context import changes_at, num_embeddings, own_context
 from posttrain.models.loading.devices import idle_gpu_lines
 from posttrain.models.model_outputs import is_recomputing
 from posttrain.models.native.native_decoder import native_refusal
+from posttrain.models.native.native_layers import layers_refusal
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import opening_tokens
 from posttrain.options.model import ALL_LINEAR, ModelOptions
@@ -44,9 +45,10 @@ def model_lines(policy: Policy, name: str) -> list[str]:
     if policy.forward_reason is not None:
         lines.append(f"           by the model's own forward pass: {policy.forward_reason}")
     if policy.native_reason is None:
-        refusal = native_refusal(policy)
-        says = "sampled and scored by the native kernel" if refusal is None else f"not by the native kernel: {refusal}"
-        lines.append(f"           {says}")
+        refusal, of_updates = native_refusal(policy), layers_refusal(policy)
+        updates = "its updates use it too" if of_updates is None else f"its updates use torch: {of_updates}"
+        says = f"sampled and scored by the native kernel; {updates}"
+        lines.append(f"           {says if refusal is None else f'not by the native kernel: {refusal}'}")
     if policy.cache_refusal is not None:
         lines.append(f"           sampled without a cache, whole rows again for every token: {policy.cache_refusal}")
     return lines

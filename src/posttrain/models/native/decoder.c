@@ -8,25 +8,7 @@
  *
  * Keys and values lie in pages of PAGE tokens, of all layers: [layer kv_head][keys: width PAGE | values: PAGE padded].
  * Rows with a common beginning share its pages.  All floats are float32; a draw adds up in float64. */
-#include <math.h>
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#if defined(__AVX512F__)
-enum { LANES = 16, TILE = 12 };
-#elif defined(__AVX2__)
-enum { LANES = 8, TILE = 6 };
-#else
-enum { LANES = 4, TILE = 6 };
-#endif
-enum { PANEL = 2 * LANES, PAGE = 16, CHUNK = 24, VECTORS = PAGE / LANES, AT_ONCE = 4 };
-
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-#define INLINE static inline __attribute__((always_inline))
+#include "kernel.h"
 
 typedef struct {
     const float *input_norm, *mlp_norm, *head_norm; /* head_norm: [heads + kv_heads width], or NULL */
@@ -68,115 +50,7 @@ typedef struct {
     float *x, *normed, *qkv, *attended, *inner, *scores, *logits;
 } Work;
 
-INLINE vec splat(float value) { return (vec){0} + value; }
-
-INLINE vec choose(ivec which, vec one, vec other) { return (vec)((which & (ivec)one) | (~which & (ivec)other)); }
-
-INLINE vec larger(vec one, vec other) { return choose(one > other, one, other); }
-
-INLINE vec exp_of(vec x) { /* within 2 units in the last place (Cephes' polynomial); 0 below -87 */
-    ivec tiny = x < splat(-87.0f);
-    x = choose(x > splat(88.0f), splat(88.0f), choose(tiny, splat(-87.0f), x));
-    vec whole = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
-    vec r = x - whole * 0.693359375f;
-    r = r - whole * -2.12194440e-4f;
-    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    ivec power = (__builtin_convertvector(whole, ivec) + 127) << 23;
-    return choose(tiny, splat(0), p * (vec)power);
-}
-
-INLINE float sum_of(vec x) {
-    float total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += x[lane];
-    return total;
-}
-
-/* --- products: rows of a times panels of PANEL columns ------------------------------------------------------------- */
-
-enum Epilogue { STORE, ADD, GATED };
-
-/* One tile: `rows` rows by a panel.  `rows` is a constant wherever this is expanded. */
-INLINE void tile(int rows, const float *a, int64_t lda, const float *panel, int64_t inputs, const float *bias, float *c,
-                 int64_t ldc, int64_t columns, enum Epilogue epilogue) {
-    vec low[TILE], high[TILE];
-    for (int row = 0; row < rows; row++) {
-        low[row] = bias ? *(const vec *)bias : splat(0);
-        high[row] = bias ? *(const vec *)(bias + LANES) : splat(0);
-    }
-    for (int64_t k = 0; k < inputs; k++) {
-        vec left = *(const vec *)(panel + k * PANEL), right = *(const vec *)(panel + k * PANEL + LANES);
-        for (int row = 0; row < rows; row++) {
-            vec value = splat(a[row * lda + k]);
-            low[row] += value * left;
-            high[row] += value * right;
-        }
-    }
-    for (int row = 0; row < rows; row++) {
-        float *to = c + row * ldc;
-        if (epilogue == GATED) { /* the left half has gates, the right half what they gate */
-            low[row] = low[row] / (1.0f + exp_of(-low[row])) * high[row];
-            memcpy(to, &low[row], 4 * (columns < LANES ? columns : LANES));
-            continue;
-        }
-        if (columns >= PANEL) {
-            vec *one = (vec *)to, *other = (vec *)(to + LANES);
-            if (epilogue == ADD) low[row] += *one, high[row] += *other;
-            *one = low[row], *other = high[row];
-            continue;
-        }
-        float whole[PANEL];
-        memcpy(whole, &low[row], sizeof low[row]);
-        memcpy(whole + LANES, &high[row], sizeof high[row]);
-        for (int64_t column = 0; column < columns; column++) to[column] = (epilogue == ADD ? to[column] : 0) + whole[column];
-    }
-}
-
-/* c = a . W^T + bias, added to c, or gated.  `outputs` are the columns of c. */
-INLINE void product(int64_t rows, const float *a, int64_t inputs, const float *panels, const float *bias, float *c,
-                    int64_t outputs, enum Epilogue epilogue) {
-    int64_t step = epilogue == GATED ? LANES : PANEL;
-    for (int64_t column = 0; column < outputs; column += step, panels += inputs * PANEL) {
-        const float *own = bias ? bias + column : NULL;
-        int64_t row = 0, left = outputs - column;
-        for (; row + TILE <= rows; row += TILE)
-            tile(TILE, a + row * inputs, inputs, panels, inputs, own, c + row * outputs + column, outputs, left, epilogue);
-        for (; row + 3 <= rows; row += 3)
-            tile(3, a + row * inputs, inputs, panels, inputs, own, c + row * outputs + column, outputs, left, epilogue);
-        for (; row < rows; row++)
-            tile(1, a + row * inputs, inputs, panels, inputs, own, c + row * outputs + column, outputs, left, epilogue);
-    }
-}
-
 /* --- the parts of a layer ------------------------------------------------------------------------------------------ */
-
-/* y = w . x / sqrt(mean(x^2) + eps); y may be x. */
-INLINE void rms_norm(const float *x, const float *weight, int64_t width, float eps, float *y) {
-    vec squares = splat(0);
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) {
-        vec some = *(const vec *)(x + i);
-        squares += some * some;
-    }
-    float total = sum_of(squares);
-    for (int64_t j = i; j < width; j++) total += x[j] * x[j];
-    float inverse = 1.0f / sqrtf(total / width + eps);
-    for (i = 0; i < width; i++) y[i] = x[i] * inverse * weight[i];
-}
-
-/* Turn the pairs (x_i, x_{i + turned/2}) by the angles of a position. */
-INLINE void rotate(float *x, const float *cos, const float *sin, int64_t turned) {
-    int64_t half = turned / 2;
-    for (int64_t i = 0; i < half; i++) {
-        float first = x[i], second = x[i + half];
-        x[i] = first * cos[i] + second * sin[i];
-        x[i + half] = second * cos[i + half] + first * sin[i + half];
-    }
-}
 
 /* Where the keys of a layer's key-value head are in a page; its values follow them. */
 INLINE int64_t page_offset(const Model *m, int64_t layer, int64_t kv) {
@@ -332,31 +206,21 @@ INLINE int64_t draw(float *logits, const Decoding *d, int64_t vocab, double unif
     return token;
 }
 
-/* --- threads ------------------------------------------------------------------------------------------------------- */
+/* --- rows ---------------------------------------------------------------------------------------------------------- */
 
 static int64_t padded_vocab(const Model *m) { return (m->vocab + PANEL - 1) / PANEL * PANEL; }
 
-static int room(const Model *m, int64_t rows, int64_t longest, Work *w) {
-    int64_t pages = (longest + PAGE) / PAGE + 1;
+enum { NUM_ARRAYS = 7 };
+
+/* Share `all` among the arrays; returns how many floats they take. */
+static int64_t share(const Model *m, int64_t rows, int64_t longest, float *all, Work *w) {
+    int64_t pages = (longest + PAGE) / PAGE + 1, whole = 0;
     int64_t sizes[] = {rows * m->hidden, rows * m->hidden, rows * (m->heads + 2 * m->kv_heads) * m->width,
                        rows * m->heads * m->width, rows * m->inner, 2 * pages * PAGE, rows * padded_vocab(m)};
-    float **parts[] = {&w->x, &w->normed, &w->qkv, &w->attended, &w->inner, &w->scores, &w->logits};
-    int64_t whole = 0;
-    for (int i = 0; i < 7; i++) whole += (sizes[i] + 2 * PANEL + 15) / 16 * 16;
-    float *all = aligned_alloc(64, 4 * whole);
-    if (!all) return 0;
-    for (int i = 0; i < 7; all += (sizes[i++] + 2 * PANEL + 15) / 16 * 16) *parts[i] = all;
-    return 1;
+    float **arrays[] = {&w->x, &w->normed, &w->qkv, &w->attended, &w->inner, &w->scores, &w->logits};
+    for (int i = 0; i < NUM_ARRAYS; whole += (sizes[i++] + 2 * PANEL + 15) / 16 * 16) *arrays[i] = all + whole;
+    return whole;
 }
-
-typedef struct {
-    const Model *model;
-    const Decoding *decoding;
-    const Scoring *scoring;
-    int64_t chunk, longest;
-    _Atomic int64_t next;
-    _Atomic int failed;
-} Job;
 
 /* Decode a chunk of rows until each has its tokens; rows that end leave it. */
 static void decode_chunk(const Model *m, const Decoding *d, Work *w, int64_t first, int64_t count) {
@@ -422,43 +286,40 @@ static void score_sequence(const Model *m, const Scoring *s, Work *w, int64_t se
     }
 }
 
-static void *work(void *argument) {
-    Job *job = argument;
+typedef struct {
+    const Model *model;
+    const Decoding *decoding;
+    const Scoring *scoring;
+    int64_t chunk, longest;
+} Rows;
+
+static void run_rows(const void *given, int64_t index, float *room) {
+    const Rows *r = given;
     Work w;
-    if (!room(job->model, job->decoding ? job->chunk : CHUNK, job->longest, &w)) {
-        job->failed = 1;
-        return NULL;
+    share(r->model, r->chunk, r->longest, room, &w);
+    if (r->scoring) {
+        score_sequence(r->model, r->scoring, &w, index);
+        return;
     }
-    int64_t count = job->decoding ? job->decoding->num_rows : job->scoring->num_sequences, first;
-    while ((first = atomic_fetch_add(&job->next, job->chunk)) < count) {
-        int64_t size = count - first < job->chunk ? count - first : job->chunk;
-        if (job->decoding) decode_chunk(job->model, job->decoding, &w, first, size);
-        else score_sequence(job->model, job->scoring, &w, first);
-    }
-    free(w.x);
-    return NULL;
+    int64_t first = index * r->chunk, left = r->decoding->num_rows - first;
+    decode_chunk(r->model, r->decoding, &w, first, left < r->chunk ? left : r->chunk);
 }
 
-static int run(Job *job, int64_t num_threads) {
-    pthread_t threads[64];
-    int64_t started = 0;
-    num_threads = num_threads > 64 ? 64 : num_threads;
-    while (started < num_threads - 1 && !pthread_create(threads + started, NULL, work, job)) started++;
-    work(job);
-    for (int64_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
-    return job->failed;
+static int run(const Rows *r, int64_t num_parts, int64_t num_threads) {
+    Work sizes;
+    return in_parallel((Job){run_rows, r, num_parts, share(r->model, r->chunk, r->longest, NULL, &sizes), 0, 0}, num_threads);
 }
 
 /* Decode up to `num_steps` tokens of every row; 0, or 1 where there is no memory. */
 int decode(const Model *model, const Decoding *decoding, int64_t longest, int64_t num_threads) {
-    int64_t each = (decoding->num_rows + num_threads - 1) / num_threads;
-    Job job = {model, decoding, NULL, each < CHUNK ? each : CHUNK, longest, 0, 0};
-    return run(&job, num_threads);
+    int64_t each = (decoding->num_rows + num_threads - 1) / num_threads, chunk = each < 1 ? 1 : each < CHUNK ? each : CHUNK;
+    Rows rows = {model, decoding, NULL, chunk, longest};
+    return run(&rows, (decoding->num_rows + chunk - 1) / chunk, num_threads);
 }
 
 int score(const Model *model, const Scoring *scoring, int64_t longest, int64_t num_threads) {
-    Job job = {model, NULL, scoring, 1, longest, 0, 0};
-    return run(&job, num_threads);
+    Rows rows = {model, NULL, scoring, CHUNK, longest};
+    return run(&rows, scoring->num_sequences, num_threads);
 }
 
 int panel_columns(void) { return PANEL; }

@@ -1,4 +1,4 @@
-"""The C of decoder.c as a library: compiled at its first use, into a cache that other processes share.
+"""The C files as a library: compiled at its first use, into a cache that other processes share.
 
 The cache is `$XDG_CACHE_HOME/posttrain/native` (or `~/.cache/…`), a file for each source, compiler and CPU.  Where it
 cannot be written, the library is compiled for this process only.
@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("decoder.c")
-FLAGS = ("-O3", "-march=native", "-std=c11", "-shared", "-fPIC")
+SHARED = Path(__file__).with_name("kernel.h")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("decoder.c", "layers.c", "attention.c"))
+FLAGS = ("-O3", "-march=native", "-std=c11", "-ffp-contract=fast", "-shared", "-fPIC")
 COMPILE_SECONDS = 120
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -36,7 +37,7 @@ def native_library(flags: Sequence[str] = FLAGS) -> ctypes.CDLL:
     compiler = shutil.which(os.environ.get("CC") or "cc")
     if compiler is None:
         raise NativeUnavailable(f"there is no C compiler ({os.environ.get('CC') or 'cc'})")
-    name = f"decoder-{library_key(compiler, flags)}.so"
+    name = f"kernel-{library_key(compiler, flags)}.so"
     folder = cache_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -61,7 +62,7 @@ def library_key(compiler: str, flags: Sequence[str]) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=COMPILE_SECONDS).stdout
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     cpu = next((line for line in lines if line.startswith("flags")), "")
-    parts = [SOURCE.read_bytes(), " ".join(flags).encode(), version, cpu.encode()]
+    parts = [*(source.read_bytes() for source in (SHARED, *SOURCES)), " ".join(flags).encode(), version, cpu.encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 
 
@@ -88,7 +89,7 @@ def compile_to(file: Path, compiler: str, flags: Sequence[str]) -> None:
     number, made = tempfile.mkstemp(suffix=".so", dir=file.parent)
     os.close(number)
     try:
-        command = [compiler, *flags, "-o", made, str(SOURCE), "-lm", "-lpthread"]
+        command = [compiler, *flags, "-o", made, *map(str, SOURCES), "-lm", "-lpthread"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILE_SECONDS)
         if done.returncode:
             if shutil.disk_usage(file.parent).free == 0:
