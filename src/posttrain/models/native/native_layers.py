@@ -85,6 +85,9 @@ class Heads:
     width: int
     scale: float
     eps: float
+    cos: Float[Tensor, "token turned"]
+    sin: Float[Tensor, "token turned"]
+    """Negated in its first half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +165,13 @@ class NativeLayers(Decoder):
             width=self.head_width,
             scale=layer.kind.attention.scale or self.head_width**-0.5,
             eps=self.eps,
+            cos=cos[:, 0],
+            sin=sin[:, 0],
         )
         qkv, out, gate_up, down = map(joined_layers, (layer.qkv, layer.out, layer.gate_up, layer.down))
         norm, of_heads = layer.norms["input"].weight, layer.norms.get("heads")
-        turned = _Inputs.apply(  # type: ignore[no-untyped-call]
-            x, norm, None if of_heads is None else of_heads.weight, qkv.matrix, qkv.bias, cos[:, 0], sin[:, 0], heads
-        )
+        head_norm = None if of_heads is None else of_heads.weight
+        turned = _Inputs.apply(heads, x, norm, head_norm, qkv.matrix, qkv.bias)  # type: ignore[no-untyped-call]
         attended = _Attention.apply(turned, Sequences.of(attend.layout), heads)  # type: ignore[no-untyped-call]
         if wanted is not None:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
@@ -183,8 +187,8 @@ class _Mlp(torch.autograd.Function):
     def forward(ctx: FunctionCtx, x: Tensor, norm: Tensor, gate_up: Tensor, down: Tensor, eps: float) -> Tensor:
         call = MlpCall(tokens=len(x), hidden=x.shape[1], inner=down.shape[1], eps=eps)
         kept, y = x.new_empty(len(x), len(gate_up)), torch.empty_like(x)
-        given = {"x": x, "norm": norm, "gate_up_panels": panels(gate_up), "down_panels": panels(down)}
-        run("mlp_forward", call, given | {"gate_up": kept, "y": y})
+        given = {"x": x, "norm": norm, "gate_up_panels": _panels(gate_up), "down_panels": _panels(down)}
+        _run("mlp_forward", call, given | {"gate_up": kept, "y": y})
         ctx.save_for_backward(x, norm, gate_up, down, kept)
         ctx.eps = eps  # type: ignore[attr-defined]
         return y
@@ -194,16 +198,16 @@ class _Mlp(torch.autograd.Function):
         x, norm, gate_up, down, kept = ctx.saved_tensors  # type: ignore[attr-defined]
         call = MlpCall(tokens=len(x), hidden=x.shape[1], inner=down.shape[1], eps=ctx.eps)  # type: ignore[attr-defined]
         dx, normed, d_gate_up = torch.empty_like(x), torch.empty_like(x), torch.empty_like(kept)
-        gated, d_norm = x.new_empty(len(x), down.shape[1]), by_block(x, x.shape[1])
+        gated, d_norm = x.new_empty(len(x), down.shape[1]), _by_block(x, x.shape[1])
         given = {"x": x, "norm": norm, "gate_up_weight": gate_up, "down_weight": down, "gate_up": kept, "dy": dy}
         made = {"dx": dx, "normed": normed, "d_gate_up": d_gate_up, "gated": gated, "d_norm": d_norm}
-        run("mlp_backward", call, given | made)
+        _run("mlp_backward", call, given | made)
         _, of_norm, of_gate_up, of_down, _ = ctx.needs_input_grad  # type: ignore[attr-defined]
         return (
             dx,
             d_norm[0] if of_norm else None,
-            weight_gradient(d_gate_up, normed)[0] if of_gate_up else None,
-            weight_gradient(dy, gated)[0] if of_down else None,
+            _weight_gradient(d_gate_up, normed)[0] if of_gate_up else None,
+            _weight_gradient(dy, gated)[0] if of_down else None,
             None,
         )
 
@@ -213,37 +217,33 @@ class _Inputs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
-        x: Tensor,
-        norm: Tensor,
-        head_norm: Tensor | None,
-        weight: Tensor,
-        bias: Tensor | None,
-        cos: Tensor,
-        sin: Tensor,
-        heads: Heads,
+        ctx: FunctionCtx, heads: Heads, x: Tensor, norm: Tensor, head_norm: Tensor | None, *layer: Tensor | None
     ) -> Tensor:
+        weight, bias = layer
+        assert weight is not None
         qkv = x.new_empty(len(x), len(weight))
         raw = None if head_norm is None else torch.empty_like(qkv)
-        given = {"x": x, "norm": norm, "head_norm": head_norm, "panels": panels(weight)}
-        given |= {"bias": bias_in_panels(bias), "cos": cos, "sin": sin}
-        run("inputs_forward", inputs_call(x, cos, heads), given | {"raw": raw, "qkv": qkv})
-        ctx.save_for_backward(x, norm, head_norm, weight, cos, sin, raw)  # type: ignore[arg-type]
+        given = {"x": x, "norm": norm, "head_norm": head_norm, "panels": _panels(weight)}
+        given |= {"bias": _bias_panels(bias), "cos": heads.cos, "sin": heads.sin}
+        _run("inputs_forward", _inputs_call(x, heads), given | {"raw": raw, "qkv": qkv})
+        ctx.save_for_backward(x, norm, head_norm, weight, raw)  # type: ignore[arg-type]
         ctx.heads = heads  # type: ignore[attr-defined]
         return qkv
 
     @staticmethod
     def backward(ctx: FunctionCtx, d_qkv: Tensor) -> tuple[Tensor | None, ...]:
-        x, norm, head_norm, weight, cos, sin, raw = ctx.saved_tensors  # type: ignore[attr-defined]
+        x, norm, head_norm, weight, raw = ctx.saved_tensors  # type: ignore[attr-defined]
+        heads: Heads = ctx.heads  # type: ignore[attr-defined]
         dx, normed, d_raw = torch.empty_like(x), torch.empty_like(x), torch.empty_like(d_qkv)
-        d_norm, d_head_norm = by_block(x, x.shape[1]), None if head_norm is None else by_block(x, head_norm.numel())
-        given = {"x": x, "norm": norm, "head_norm": head_norm, "weight": weight, "cos": cos, "sin": sin, "raw": raw}
+        d_norm, d_head_norm = _by_block(x, x.shape[1]), None if head_norm is None else _by_block(x, head_norm.numel())
+        given = {"x": x, "norm": norm, "head_norm": head_norm, "weight": weight, "raw": raw}
+        given |= {"cos": heads.cos, "sin": heads.sin, "d_qkv": d_qkv}
         made = {"dx": dx, "normed": normed, "d_raw": d_raw, "d_norm": d_norm, "d_head_norm": d_head_norm}
-        run("inputs_backward", inputs_call(x, cos, ctx.heads), given | {"d_qkv": d_qkv} | made)  # type: ignore[attr-defined]
-        _, of_norm, of_heads, of_weight, of_bias, *_ = ctx.needs_input_grad  # type: ignore[attr-defined]
-        dw, db = weight_gradient(d_raw, normed, with_bias=of_bias) if of_weight or of_bias else (None, None)
+        _run("inputs_backward", _inputs_call(x, heads), given | made)
+        _, _, of_norm, of_heads, of_weight, of_bias = ctx.needs_input_grad  # type: ignore[attr-defined]
+        dw, db = _weight_gradient(d_raw, normed, with_bias=of_bias) if of_weight or of_bias else (None, None)
         found_heads = d_head_norm[0].view_as(head_norm) if of_heads and d_head_norm is not None else None
-        return dx, d_norm[0] if of_norm else None, found_heads, dw, db, None, None, None
+        return None, dx, d_norm[0] if of_norm else None, found_heads, dw, db
 
 
 class _Attention(torch.autograd.Function):
@@ -252,7 +252,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, qkv: Tensor, sequences: Sequences, heads: Heads) -> Tensor:
         out = qkv.new_empty(len(qkv), heads.heads * heads.width)
-        run("attention", attention_call(sequences, heads), {"qkv": qkv, "out": out})
+        _run("attention", _attention_call(sequences, heads), {"qkv": qkv, "out": out})
         ctx.save_for_backward(qkv)
         ctx.sequences, ctx.heads = sequences, heads  # type: ignore[attr-defined]
         return out
@@ -261,8 +261,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: FunctionCtx, d_out: Tensor) -> tuple[Tensor, None, None]:
         (qkv,) = ctx.saved_tensors  # type: ignore[attr-defined]
         d_qkv = torch.empty_like(qkv)
-        call = attention_call(ctx.sequences, ctx.heads)  # type: ignore[attr-defined]
-        run("attention", call, {"qkv": qkv, "d_out": d_out, "d_qkv": d_qkv})
+        call = _attention_call(ctx.sequences, ctx.heads)  # type: ignore[attr-defined]
+        _run("attention", call, {"qkv": qkv, "d_out": d_out, "d_qkv": d_qkv})
         return d_qkv, None, None
 
 
@@ -272,7 +272,7 @@ class _Added(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y, call = torch.empty_like(x), AddedCall(tokens=len(x), inputs=a.shape[1], outputs=x.shape[1])
-        run("added_forward", call, {"x": x, "a": a, "panels": panels(weight), "bias": bias_in_panels(bias), "y": y})
+        _run("added_forward", call, {"x": x, "a": a, "panels": _panels(weight), "bias": _bias_panels(bias), "y": y})
         ctx.save_for_backward(a, weight)
         return y
 
@@ -280,46 +280,43 @@ class _Added(torch.autograd.Function):
     def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
         a, weight = ctx.saved_tensors  # type: ignore[attr-defined]
         da, call = torch.empty_like(a), AddedCall(tokens=len(a), inputs=a.shape[1], outputs=len(weight))
-        run("added_backward", call, {"weight": weight, "dy": dy, "da": da})
+        _run("added_backward", call, {"weight": weight, "dy": dy, "da": da})
         _, _, of_weight, of_bias = ctx.needs_input_grad  # type: ignore[attr-defined]
-        return dy, da, *(weight_gradient(dy, a, with_bias=of_bias) if of_weight or of_bias else (None, None))
+        return dy, da, *(_weight_gradient(dy, a, with_bias=of_bias) if of_weight or of_bias else (None, None))
 
 
-def inputs_call(x: Tensor, cos: Tensor, heads: Heads) -> InputsCall:
+def _inputs_call(x: Tensor, heads: Heads) -> InputsCall:
     return InputsCall(
         tokens=len(x),
         hidden=x.shape[1],
         heads=heads.heads,
         kv_heads=heads.kv_heads,
         width=heads.width,
-        turned=cos.shape[-1],
+        turned=heads.cos.shape[-1],
         eps=heads.eps,
     )
 
 
-def attention_call(sequences: Sequences, heads: Heads) -> AttentionCall:
+def _attention_call(sequences: Sequences, heads: Heads) -> AttentionCall:
     call = AttentionCall(heads=heads.heads, kv_heads=heads.kv_heads, width=heads.width, scale=heads.scale)
-    call.num_roots, call.longest_root, call.longest = (
-        len(sequences.branch_ends),
-        sequences.longest_root,
-        sequences.longest,
-    )
+    call.num_roots = len(sequences.branch_ends)
+    call.longest_root, call.longest = sequences.longest_root, sequences.longest
     for name in ("starts", "lengths", "branch_ends", "branches"):
         setattr(call, name, getattr(sequences, name).data_ptr())
     return call
 
 
-def weight_gradient(
+def _weight_gradient(
     dy: Float[Tensor, "token outputs"], x: Float[Tensor, "token inputs"], *, with_bias: bool = False
 ) -> tuple[Float[Tensor, "outputs inputs"], Float[Tensor, " outputs"] | None]:
     """The gradients of W and b in W · x + b."""
     dw, db = dy.new_zeros(dy.shape[1], x.shape[1]), dy.new_zeros(dy.shape[1]) if with_bias else None
     call = WeightGradientCall(tokens=len(x), outputs=dy.shape[1], inputs=x.shape[1])
-    run("weight_gradient", call, {"dy": dy, "x": x, "dw": dw, "db": db})
+    _run("weight_gradient", call, {"dy": dy, "x": x, "dw": dw, "db": db})
     return dw, db
 
 
-def run(name: str, call: Structure, tensors: Mapping[str, Tensor | None]) -> None:
+def _run(name: str, call: Structure, tensors: Mapping[str, Tensor | None]) -> None:
     """Call a function of the library on tensors by the names of its record."""
     held = {field: tensor.detach().contiguous() for field, tensor in tensors.items() if tensor is not None}
     for field, tensor in held.items():
@@ -328,14 +325,14 @@ def run(name: str, call: Structure, tensors: Mapping[str, Tensor | None]) -> Non
         raise MemoryError("not enough memory for the layers of a native update")
 
 
-def panels(matrix: Tensor) -> Tensor:
+def _panels(matrix: Tensor) -> Tensor:
     return weight_panels(matrix.detach(), int(native_library().panel_columns())).contiguous()
 
 
-def bias_in_panels(bias: Tensor | None) -> Tensor | None:
+def _bias_panels(bias: Tensor | None) -> Tensor | None:
     return padded_bias(None if bias is None else bias.detach(), int(native_library().panel_columns()))
 
 
-def by_block(x: Float[Tensor, "token hidden"], width: int) -> Float[Tensor, "block width"]:
+def _by_block(x: Float[Tensor, "token hidden"], width: int) -> Float[Tensor, "block width"]:
     """Room for a gradient's sums over blocks of tokens."""
     return x.new_zeros(max(1, -(-len(x) // int(native_library().block_tokens()))), width)
