@@ -226,9 +226,10 @@ class Rows:
             columns.alternatives[rows, at] = likeliest.indices
             columns.alternative_logprobs[rows, at] = likeliest.values.double()
         columns.count[rows] += 1
-        before = columns.stopped[rows]
-        is_first = torch.isin(drawn.tokens, self.stop_ids) & (before == 0)
-        columns.stopped[rows] = torch.where(is_first, at + 1, before)
+        stops = torch.isin(drawn.tokens, self.stop_ids)
+        if self._ask_every > 1 or bool(stops.any()):
+            before = columns.stopped[rows]
+            columns.stopped[rows] = torch.where(stops & (before == 0), at + 1, before)
         if self.request.stop_texts:
             self._note_stop_texts(rows)
 
