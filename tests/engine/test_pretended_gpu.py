@@ -342,13 +342,20 @@ def test_every_kind_of_model_samples_and_learns_without_a_mismatch(gpu: Pretende
 @pytest.mark.parametrize(
     ("fit", "forward"), [(of_rows, "auto"), (of_rows, "plain"), (of_pairs, "auto"), (of_scores, "auto")]
 )
-def test_rows_pairs_and_scores_are_learned_without_a_mismatch(
+def test_rows_pairs_and_scores_are_learned_with_two_waits_a_step(
     gpu: PretendedGpu, fit: Callable[..., Any], forward: str
 ) -> None:
+    """A third wait is for the log-probs of DPO's reference."""
     expected = fit(policy_on("cpu", forward=forward), 40).learn(1)[1]
     with gpu:
-        found = fit(policy_on("cuda", forward=forward), 40).learn(1)[1]
+        session = fit(policy_on("cuda", forward=forward), 40)
+        found = session.learn(1)[1]
+        gpu.waits.clear(), gpu.copies.clear()
+        session.learn(2)
     assert found == pytest.approx(expected, **ROUNDING)
+    library = sum(count for place, count in gpu.waits.items() if "model_outputs.py:model_hidden" in place)
+    assert sum(gpu.waits.values()) - library == (3 if fit is of_pairs else 2), gpu.waits
+    assert forward == "plain" or not gpu.copies
 
 
 def test_tensors_that_come_together_are_the_tensors(gpu: PretendedGpu) -> None:

@@ -139,7 +139,7 @@ def test_later_gradients_weigh_each_pair_by_how_wrong_the_implicit_reward_is() -
     assert relative_distance(gradient(policy, PairObjective(beta=beta), 1000), flat_gradient(policy)) <= 1e-12
 
 
-def test_a_loss_that_is_no_number_names_its_pair_before_any_gradient() -> None:
+def test_a_loss_that_is_no_number_names_its_pair_and_leaves_no_gradient() -> None:
     policy = tiny_policy()
     policy.model.zero_grad()
     broken = OfPairs(REFERENCE.chosen.clone(), REFERENCE.rejected.clone())

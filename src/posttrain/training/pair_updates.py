@@ -22,6 +22,7 @@ from posttrain.models.forward import Completions
 from posttrain.models.policy import Policy
 from posttrain.models.sharding import sharded
 from posttrain.models.shared_prompt.fused import gradients_in_place
+from posttrain.models.transfers import on_cpu
 from posttrain.options.pairs import DpoOptions, RewardTrainingOptions
 from posttrain.ranks.group import Dealt
 from posttrain.records import Preference
@@ -39,19 +40,21 @@ def each_microbatch(
     pairs: Sequence[Preference],
     max_tokens: int,
     lengths: AnswerLengths,
-    compute: Callable[[Dealt[Rows]], tuple[float, Tensor]],
+    compute: Callable[[Dealt[Rows]], tuple[Tensor, Tensor]],
 ) -> tuple[float, Float64[Tensor, "2 pair"]]:
     """The sum of the losses that `compute` returns for micro-batches, and its two numbers per pair, in order.
 
-    Each rank takes a share of the micro-batches.
+    Each rank takes a share of the micro-batches.  The CPU waits for a GPU once, after all of them.
     """
     ranks, padded = policy.ranks, policy.forward.padded
     budget = ranks.budget(sum(len(pair.prompt.tokens) + sum(lengths(pair)) for pair in pairs), max_tokens)
     dealt_out = [*pair_microbatches(pairs, budget, lengths=lengths, padded=padded)]
-    found = [(dealt, (dealt.item, compute(dealt))) for dealt in ranks.deal(dealt_out, len)]
+    computed = [(dealt, compute(dealt)) for dealt in ranks.deal(dealt_out, len)]
+    read = iter(on_cpu([numbers for _, both in computed for numbers in both]))
+    found = [(dealt, (dealt.item, next(read), next(read))) for dealt, _ in computed]
     total, seen = 0.0, torch.zeros(2, len(pairs), dtype=torch.float64)
-    for rows, (loss, both) in ranks.in_order(found):
-        total += loss
+    for rows, loss, both in ranks.in_order(found):
+        total += loss.item()
         seen[:, rows] = both
     return total, seen
 
@@ -128,7 +131,7 @@ def scores_of_pairs(scorer: TextScorer, pairs: Sequence[Preference]) -> Float64[
         prompt = prompts.setdefault(pair.prompt.tokens, len(prompts))
         places.append([texts.setdefault((prompt, answer), len(texts)) for answer in read_answers(pair)])
     scores = scorer.scores([*prompts], [answer for _, answer in texts], [prompt for prompt, _ in texts])
-    where = torch.tensor(places, device=scores.device).T  # [2 pair]
+    where = torch.tensor(places).T.to(scores.device, non_blocking=True)  # [2 pair]
     return scores.double()[where]
 
 
@@ -146,20 +149,20 @@ def accumulate_scores(
     weights = weights / weights.sum()
     margins = options.margin_scale * torch.tensor([pair.margin or 0.0 for pair in pairs], dtype=torch.float64)
 
-    def accumulate(dealt: Dealt[Rows]) -> tuple[float, Tensor]:
-        rows, some = dealt.item, [pairs[row] for row in dealt.item]
+    def accumulate(dealt: Dealt[Rows]) -> tuple[Tensor, Tensor]:
+        rows = dealt.item
         with gradients_in_place():
-            scores = scores_of_pairs(scorer, some)
-        require_finite_scores(scores, some)
+            scores = scores_of_pairs(scorer, [pairs[row] for row in rows])
         chosen, rejected = scores
-        losses = preference_losses.bradley_terry(chosen, rejected, margins[rows].to(scores.device))
+        losses = preference_losses.bradley_terry(chosen, rejected, margins[rows].to(scores.device, non_blocking=True))
         if options.center_coefficient:
             losses = losses + options.center_coefficient * preference_losses.centring(chosen, rejected)
-        loss = (weights[rows].to(scores.device) * losses).sum()
+        loss = (weights[rows].to(scores.device, non_blocking=True) * losses).sum()
         dealt.weighed(loss).backward()
-        return loss.item(), scores.detach().cpu()
+        return loss.detach(), scores.detach()
 
     total, seen = each_microbatch(scorer.policy, pairs, options.tokens_per_microbatch, read_lengths, accumulate)
+    require_finite_scores(seen, pairs)
     return total, PairScores(*seen)
 
 
@@ -167,17 +170,16 @@ def accumulate_scores(
 def pair_scores(scorer: TextScorer, pairs: Sequence[Preference], tokens_per_microbatch: int) -> PairScores:
     """Scores of any number of pairs, on the CPU, without gradients."""
 
-    def measured(dealt: Dealt[Rows]) -> tuple[float, Tensor]:
-        some = [pairs[row] for row in dealt.item]
-        scores = scores_of_pairs(scorer, some)
-        require_finite_scores(scores, some)
-        return 0.0, scores.cpu()
+    def measured(dealt: Dealt[Rows]) -> tuple[Tensor, Tensor]:
+        return torch.zeros(()), scores_of_pairs(scorer, [pairs[row] for row in dealt.item])
 
-    return PairScores(*each_microbatch(scorer.policy, pairs, tokens_per_microbatch, read_lengths, measured)[1])
+    seen = each_microbatch(scorer.policy, pairs, tokens_per_microbatch, read_lengths, measured)[1]
+    require_finite_scores(seen, pairs)
+    return PairScores(*seen)
 
 
 def require_finite_scores(scores: Float64[Tensor, "2 pair"], pairs: Sequence[Preference]) -> None:
-    bad = (~torch.isfinite(scores.detach())).any(dim=0).nonzero()
+    bad = (~torch.isfinite(scores)).any(dim=0).nonzero()
     if len(bad):
         row = int(bad[0, 0])
         chosen, rejected = scores[:, row].tolist()
@@ -233,7 +235,9 @@ def pair_logprobs(policy: Policy, pairs: Sequence[Preference]) -> OfPairs:
     owner = torch.arange(len(answers)).repeat_interleave(torch.tensor([len(answer) for answer in answers]))
     sampled = torch.tensor([each for pair in pairs for side in (pair.chosen, pair.rejected) for each in side.sampled])
     logprobs = policy.completion_logprobs(Completions([*places], answers, prompt_of, sampled=sampled)).double()
-    sums = logprobs.new_zeros(len(answers)).index_add(0, owner[sampled].to(logprobs.device), logprobs)
+    sums = logprobs.new_zeros(len(answers)).index_add(
+        0, owner[sampled].to(logprobs.device, non_blocking=True), logprobs
+    )
     return OfPairs(sums[0::2], sums[1::2])
 
 
@@ -249,8 +253,8 @@ def predicting_lengths(pair: Preference) -> tuple[int, int]:
 
 @torch.no_grad()
 def logprobs_without_gradient(policy: Policy, pairs: Sequence[Preference], max_tokens: int) -> OfPairs:
-    def computed(dealt: Dealt[Rows]) -> tuple[float, Tensor]:
-        return 0.0, torch.stack(pair_logprobs(policy, [pairs[row] for row in dealt.item])).cpu()
+    def computed(dealt: Dealt[Rows]) -> tuple[Tensor, Tensor]:
+        return torch.zeros(()), torch.stack(pair_logprobs(policy, [pairs[row] for row in dealt.item]))
 
     return OfPairs(*each_microbatch(policy, pairs, max_tokens, predicting_lengths, computed)[1])
 
@@ -262,34 +266,38 @@ def accumulate_pairs(
 
         loss = Σ_i w_i L_i / Σ_i w_i        w: the pairs' weights; over the whole batch, never a micro-batch
 
-    Raises RunError before the backward pass if a pair's loss is not finite.
+    Raises RunError, and leaves no gradient, if a pair's loss is not finite.
     """
     lengths = answer_lengths(pairs)
     weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
     weights = weights / weights.sum()
 
-    def accumulate(dealt: Dealt[Rows]) -> tuple[float, Tensor]:
+    def accumulate(dealt: Dealt[Rows]) -> tuple[Tensor, Tensor]:
         rows = dealt.item
         with gradients_in_place():
             logprobs = pair_logprobs(policy, [pairs[row] for row in rows])
         device = logprobs.chosen.device
-        others = (OfPairs(*(column[rows].to(device) for column in each)) for each in (reference, lengths))
+        others = (
+            OfPairs(*(column[rows].to(device, non_blocking=True) for column in each)) for each in (reference, lengths)
+        )
         losses = objective.losses(logprobs, *others)
-        bad = (~torch.isfinite(losses.detach())).nonzero()
-        if len(bad):
-            first = int(bad[0, 0])
-            raise RunError(
-                f"pair {pairs[rows[first]].where}: its loss is {losses[first].item()}; log π is"
-                f" {logprobs.chosen[first].item():.4g} nats of the chosen answer and"
-                f" {logprobs.rejected[first].item():.4g} of the rejected one.  No step was taken.  Start again with a"
-                " lower dpo.learning_rate."
-            )
-        share = (weights[rows].to(device) * losses).sum()
+        share = (weights[rows].to(device, non_blocking=True) * losses).sum()
         dealt.weighed(share).backward()
-        return share.item(), torch.stack(logprobs).detach().cpu()
+        return share.detach(), torch.stack(logprobs).detach()
 
     total, seen = each_microbatch(policy, pairs, max_tokens, predicting_lengths, accumulate)
-    return total, MeasuredPairs.of(objective, OfPairs(seen[0], seen[1]), reference, lengths)
+    logprobs = OfPairs(seen[0], seen[1])
+    measured = MeasuredPairs.of(objective, logprobs, reference, lengths)
+    bad = (~torch.isfinite(measured.losses)).nonzero()
+    if len(bad):
+        policy.model.zero_grad(set_to_none=True)
+        row = int(bad[0, 0])
+        raise RunError(
+            f"pair {pairs[row].where}: its loss is {measured.losses[row].item()}; log π is"
+            f" {logprobs.chosen[row].item():.4g} nats of the chosen answer and {logprobs.rejected[row].item():.4g} of"
+            " the rejected one.  No step was taken.  Start again with a lower dpo.learning_rate."
+        )
+    return total, measured
 
 
 class PairReference:

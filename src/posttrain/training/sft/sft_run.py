@@ -9,6 +9,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from posttrain.batch import packed
 from posttrain.config import SftConfig
@@ -22,6 +23,7 @@ from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.models.sharding import sharded
 from posttrain.models.shared_prompt.fused import gradients_in_place
+from posttrain.models.transfers import on_cpu
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions, run_model
 from posttrain.options.training import SftOptions
@@ -79,20 +81,22 @@ def accumulate_examples(
             assert parts.logprobs is not None
             loss = -parts.logprobs.sum() / count
         dealt.weighed(loss).backward()
-        found.append((dealt, (loss.item(), statistics_of(parts))))
+        found.append((dealt, {"loss": loss.detach(), **statistics_of(parts)}))
+    read = iter(on_cpu([number for _, numbers in found for number in numbers.values()]))
+    there = [(dealt, {name: next(read).item() for name in numbers}) for dealt, numbers in found]
     sums: dict[str, float] = {}
-    total = 0.0
-    for share, statistics in policy.ranks.in_order(found):
-        total += share
-        for name, value in statistics.items():
+    for numbers in policy.ranks.in_order(there):
+        for name, value in numbers.items():
             sums[name] = sums.get(name, 0.0) + value
+    total = sums.pop("loss", 0.0)
     return {"loss": total, **{name: value / count for name, value in sums.items()}}
 
 
-def statistics_of(parts: TokenParts) -> dict[str, float]:
+def statistics_of(parts: TokenParts) -> dict[str, Tensor]:
+    """Sums over tokens."""
     if parts.entropies is None or parts.likeliest is None:
         return {}
-    return {"entropy": parts.entropies.sum().item(), "mean_token_accuracy": parts.likeliest.sum().item()}
+    return {"entropy": parts.entropies.sum(), "mean_token_accuracy": parts.likeliest.sum()}
 
 
 def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int) -> dict[str, float]:
@@ -114,12 +118,14 @@ def measure_examples(
     def measured(micro: Sequence[Example]) -> Found:
         parts = learned_tokens(policy, micro, statistics=True)
         assert parts.logprobs is not None
-        found = -parts.logprobs.double()
+        statistics = statistics_of(parts)
+        found, *sums = on_cpu([-parts.logprobs.double(), *statistics.values()])
         split = found.split([example.num_sampled for example in micro])
         by_example = [part.sum().item() for part in split]
         both = zip(micro, split, strict=True)
         kept = {places[id(example)]: (-part).tolist() for example, part in both if id(example) in places}
-        return found.sum().item(), by_example, statistics_of(parts), kept
+        named = {name: number.item() for name, number in zip(statistics, sums, strict=True)}
+        return found.sum().item(), by_example, named, kept
 
     micro_batches = dealt_out(policy, examples, tokens_per_microbatch)
     counts = [example.num_sampled for micro in micro_batches for example in micro]
