@@ -254,8 +254,10 @@ def logit_faults(model: PreTrainedModel, compute_dtype: torch.dtype) -> Iterator
     if model.config.model_type in WITHOUT_GRADIENT:
         yield f"{WITHOUT_GRADIENT[model.config.model_type]}.  Use a model of another family."
     halves = torch.bfloat16 in {parameter.dtype for parameter in model.parameters()}  # some matrices are held in it
-    rows, dtype = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device), torch.bfloat16 if halves else model.dtype
-    rows %= num_embeddings(model)
+    # Not padding, which transformers warns about.
+    first, second, *last = [token for token in range(1, 6) if token != model.config.pad_token_id][:4]
+    rows = torch.tensor([[first, second, third] for third in last], device=model.device) % num_embeddings(model)
+    dtype = torch.bfloat16 if halves else model.dtype
     own = own_logits(model, rows, dtype)
     if own.isnan().any():
         yield "computes NaN for a text of three tokens: its weights hold NaN or infinity.  Use other weights."
