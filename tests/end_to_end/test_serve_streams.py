@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -11,7 +11,9 @@ import httpx
 import pytest
 import torch
 
+from posttrain.generation.decoder_steps import DecoderSteps
 from posttrain.generation.in_process import InProcessSampling
+from posttrain.generation.steps import PrefilledPrompts
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 from posttrain.server.model_server import ModelServer
@@ -123,9 +125,13 @@ def test_a_seed_gives_one_answer_alone_and_in_any_company(server: ModelServer) -
 
 
 def test_callers_share_the_steps_of_the_model(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """32 callers together need fewer than twice the steps of one caller who asks for as many completions."""
-    num_steps = 0
-    advance = InProcessSampling._advance
+    """32 callers need fewer than twice the steps of one who asks for as many completions; one prefill for all."""
+    num_steps, prefilled = 0, list[int]()
+    advance, prefill = InProcessSampling._advance, DecoderSteps.prefill
+
+    def noted(steps: DecoderSteps, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
+        prefilled.append(len(prompts))
+        return prefill(steps, prompts)
 
     def counted(sampling: InProcessSampling) -> None:
         nonlocal num_steps
@@ -133,6 +139,7 @@ def test_callers_share_the_steps_of_the_model(server: ModelServer, monkeypatch: 
         advance(sampling)
 
     monkeypatch.setattr(InProcessSampling, "_advance", counted)
+    monkeypatch.setattr(DecoderSteps, "prefill", noted)
     body = {**ASKS[TEXT], "max_tokens": 60, "stop": ["no such text"]}
     assert asked(server, TEXT, {**body, "n": 32, "seed": 1})[0] == 200
     together, num_steps = num_steps, 0
@@ -141,6 +148,23 @@ def test_callers_share_the_steps_of_the_model(server: ModelServer, monkeypatch: 
         until(lambda: len(server.service.sampler.waiting) == 32)
     assert all(each.result()[0] == 200 for each in callers)
     assert together <= num_steps <= 2 * together
+    assert prefilled == [1, 1], "the same prompt, first of one caller and then of 32"
+
+
+def test_tokens_are_read_once_a_pass_and_not_after_every_step(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, tokens_after = list[int](), InProcessSampling.tokens_after
+
+    def noted(sampling: InProcessSampling, seen: Mapping[int, int]) -> Any:
+        looks.append(len(seen))
+        return tokens_after(sampling, seen)
+
+    monkeypatch.setattr(InProcessSampling, "tokens_after", noted)
+    monkeypatch.setattr("posttrain.server.openai_routes.CHUNK_SECONDS", 60.0)
+    body = {**ASKS[TEXT], "max_tokens": 40, "seed": 3, "n": 4}
+    assert put_together(chunks_of(server, TEXT, body)) == whole(server, TEXT, body)[0]
+    assert looks == [4], "the first tokens; the other ones come with the end"
 
 
 def test_chunks_of_all_answers_leave_in_one_pass(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:

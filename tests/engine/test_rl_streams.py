@@ -293,6 +293,21 @@ def test_a_first_adapter_that_is_refused_while_completions_are_under_way_changes
         assert stays.result() == expected
 
 
+def test_a_request_that_cannot_start_fails_without_those_that_came_with_it(server: RlServer) -> None:
+    sampler, plain = Sampler(InProcessEngine(server.policy)), Request(sampling=SamplingParams(), key=KEY)
+    try:
+        with sampler.hands_off():
+            jobs = [
+                sampler.submit(plain, [Continuation(prefix=prefix, draw=0, sample=0, limit=4)])
+                for prefix in (PROMPTS[0], (), PROMPTS[0])
+            ]
+        assert "a prefix of 0 tokens" in str(jobs[1].result.exception(30))
+        first, last = (each.result.result(30) for each in (jobs[0], jobs[2]))
+        assert first[0].tokens == last[0].tokens
+    finally:
+        sampler.stop()
+
+
 def test_a_probe_waits_for_no_rows(server: RlServer) -> None:
     sampler = Sampler(InProcessEngine(server.policy, max_rows=4))
     plain, prefix = Request(sampling=SamplingParams(), key=KEY), PROMPTS[0]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, cast
 
 import torch
@@ -67,7 +68,7 @@ class Policy:
     def device(self) -> torch.device:
         return self.model.device
 
-    @property
+    @cached_property
     def max_positions(self) -> int:
         """Longest prompt and completion together, in tokens; see `models.context`."""
         return context_of(self.model.config, self.context)

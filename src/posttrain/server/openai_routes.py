@@ -165,16 +165,13 @@ class Service:
         """The completions of a job, in order.  The job ends if the client leaves."""
         try:
             with refusing():
-                found: list[Sampled] = await requests.while_client_waits(request, self._in_time(job))
+                result = asyncio.wrap_future(job.result)
+                found: list[Sampled] = await requests.while_client_waits(
+                    request, result, lambda: self._seconds_left(job)
+                )
         finally:
             self.sampler.cancel(job)
         return found
-
-    async def _in_time(self, job: SamplingJob) -> list[Sampled]:
-        result = asyncio.wrap_future(job.result)
-        while not result.done():
-            await asyncio.wait([result], timeout=self._seconds_left(job))
-        return result.result()
 
     def _seconds_left(self, job: SamplingJob) -> float:
         """Seconds left for an unfinished job.  Raises RefusedRequest if its time is over."""
@@ -220,10 +217,8 @@ class Service:
         under_way = [
             (each, StreamedChoice(index, asked, self.policy.tokenizer)) for index, each in enumerate(job.continuations)
         ]
-        sent_at = -CHUNK_SECONDS  # the first chunk is sent as soon as there is one
         while under_way:
             with refusing():
-                await asyncio.sleep(self._pass_after(sent_at) - time.monotonic())
                 await self._wait_for(news, job)
             said = [chunk for each, choice in under_way if (chunk := self._next(choice, job, each)) is not None]
             under_way = [(each, choice) for each, choice in under_way if not choice.ended]
@@ -231,8 +226,8 @@ class Service:
             if asked.stream_usage and not under_way:
                 num_sampled = sum(len(each.tokens) for each in job.done.values())
                 chunks.append({**heading.over([], chunk=True), "usage": usage(asked, num_sampled)})
+            job.due = self._pass_after(time.monotonic()) if chunks else 0.0  # the first one is sent as soon as it is made
             if chunks:
-                sent_at = time.monotonic()
                 yield chunks
 
     def _pass_after(self, seconds: float) -> float:

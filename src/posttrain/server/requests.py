@@ -140,11 +140,17 @@ async def client_gone(request: Request) -> None:
         pass
 
 
-async def while_client_waits(request: Request, answer: Awaitable[Any]) -> Any:
-    """The result of an awaitable; if the client leaves, it is cancelled and ClientDisconnect is raised."""
+async def while_client_waits(
+    request: Request, answer: Awaitable[Any], seconds_left: Callable[[], float | None] = lambda: None
+) -> Any:
+    """The result of an awaitable; if the client leaves, it is cancelled and ClientDisconnect is raised.
+
+    `seconds_left` may raise when the time is over; it is asked again after as many seconds as it returns.
+    """
     making, gone = asyncio.ensure_future(answer), asyncio.ensure_future(client_gone(request))
     try:
-        await asyncio.wait((making, gone), return_when=asyncio.FIRST_COMPLETED)
+        while not (making.done() or gone.done()):
+            await asyncio.wait((making, gone), timeout=seconds_left(), return_when=asyncio.FIRST_COMPLETED)
         if not making.done():
             raise ClientDisconnect
         return making.result()

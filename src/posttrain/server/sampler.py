@@ -4,19 +4,24 @@ Continuations with equal settings share a sampling; random streams may differ.  
 tokens, in which weights may change.
 """
 
+import math
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import SamplingTimeout
 from posttrain.generation.in_process import InProcessEngine, InProcessSampling
 from posttrain.generation.request import Continuation, Request, Sampled, SampledToken, StreamKey
 
+JOIN_SECONDS = 0.01
+"""While completions are in progress, new ones join them at most this often, so that those that come together share a
+prefill."""
 MAX_SAMPLINGS = 4
 """Number of different settings sampled at the same time, besides a probe; each has its own cache."""
 NO_KEY = StreamKey(0, "none", 0)
@@ -43,7 +48,9 @@ class SamplingJob:
     done: dict[int, Sampled] = field(default_factory=dict)
     """Completions by the `id` of the continuation, which the engine returns unchanged."""
     news: Callable[[], None] | None = None
-    """Called by the sampler's thread when `tokens` or `done` has grown; None if the job is not streamed."""
+    """Called by the sampler's thread when `tokens` has grown; None if the job is not streamed."""
+    due: float = 0.0
+    """When its reader wants new tokens; set by the reader, and infinite until it has read the last ones."""
     tokens: dict[int, list[SampledToken]] = field(default_factory=dict)
     """The tokens so far of unfinished completions, by the `id` of the continuation; append-only."""
 
@@ -71,8 +78,8 @@ class Sampler:
         self.open: dict[Request, OpenSampling] = {}
         self.paused = self.stopped = self.finishing = False
         """`finishing` accepts nothing new."""
-        self.last_token_at = 0.0
-        """When the engine last sampled."""
+        self.last_token_at = self._joined_at = 0.0
+        """When the engine last sampled, and when jobs last started."""
         self._hands_off = 0
         self._stepping = False
         self._thread: threading.Thread | None = None
@@ -215,41 +222,56 @@ class Sampler:
 
     def _step(self) -> None:
         """Start jobs that are ready, drop jobs that nobody waits for, and sample a token in every sampling."""
-        while (job := self._next_ready()) is not None:
-            self._put(job)
+        if not self.num_open or time.monotonic() >= self._joined_at + JOIN_SECONDS:
+            while jobs := self._next_ready():
+                self._put(jobs)
         for settings, each in list(self.open.items()):
             self._drop_cancelled(settings, each)
             if each.jobs:
                 self._take(settings, each)
 
-    def _next_ready(self) -> SamplingJob | None:
+    def _next_ready(self) -> list[SamplingJob]:
+        """The oldest job that can start, and all others with its settings."""
         with self.changed:
-            job = self._ready()
-            if job is not None:
-                self.waiting.remove(job)
-            return job
+            first = self._ready()
+            if first is None:
+                return []
+            ready = [job for job in self.waiting if job.settings == first.settings]
+            self.waiting = deque(job for job in self.waiting if job.settings != first.settings)
+            return [job for job in ready if not job.result.cancelled()]
 
-    def _put(self, job: SamplingJob) -> None:
-        if job.result.cancelled():
-            return
+    def _put(self, jobs: Sequence[SamplingJob]) -> None:
+        """Start jobs of the same settings.  Equal prefixes are put in a row: the engine then prefills them once."""
+        settings, by_prefix = jobs[0].settings, defaultdict[tuple[int, ...], list[Continuation]](list)
+        for job in jobs:
+            for each in job.continuations:
+                by_prefix[each.prefix].append(each)
         try:
-            if job.settings not in self.open:
+            if settings not in self.open:
                 if len(self.open) >= MAX_SAMPLINGS and self._idle():
                     self._close(self._idle()[0])
-                self.open[job.settings] = OpenSampling(self.engine.open(job.settings))
-            to = self.open[job.settings]
-            to.sampling.put(job.continuations)
+                self.open[settings] = OpenSampling(self.engine.open(settings))
+            to = self.open[settings]
+            to.sampling.put([*chain(*by_prefix.values())])
         except UserError as error:
-            job.fail(error)
+            if len(jobs) == 1:
+                jobs[0].fail(error)
+            else:  # which changed nothing, so the others can start
+                for job in jobs:
+                    self._put([job])
             return
         except BaseException as error:
-            job.fail(error)
+            for job in jobs:
+                job.fail(error)
             raise
-        job.began_at = self.last_token_at = time.monotonic()
-        to.jobs |= {id(each): job for each in job.continuations}
+        self._joined_at = self.last_token_at = time.monotonic()
+        for job in jobs:
+            job.began_at = self._joined_at
+            to.jobs |= {id(each): job for each in job.continuations}
 
     def _take(self, settings: Request, at: OpenSampling) -> None:
-        streamed = {place: job for place, job in at.jobs.items() if job.news is not None}
+        now = time.monotonic()
+        streamed = {place: job for place, job in at.jobs.items() if job.news is not None and job.due <= now}
         try:
             done = at.sampling.take(0)
         except SamplingTimeout:
@@ -281,6 +303,7 @@ class Sampler:
             streamed[place].tokens.setdefault(place, []).extend(tokens)
         for job in dict.fromkeys(streamed.values()):
             if job.news is not None:
+                job.due = math.inf
                 job.news()
 
     def _drop_cancelled(self, settings: Request, at: OpenSampling) -> None:
