@@ -1,9 +1,10 @@
 """32 callers of `posttrain serve bundled` at once, beside one caller who asks for 32 completions; and the first token.
 
-    python benchmarks/serve_callers.py [--repeats 7]
+    python benchmarks/serve_callers.py [--repeats 7] [--native]
 
-The ways to ask take turns, so that a busy machine slows all of them.  Given are seconds of wall clock and of the
-server's CPU, medians.  Linux only: it reads the server's time from /proc.
+The ways to ask take turns, so that a busy machine slows all of them.  Every round has its own seeds: the number of
+steps is the length of the longest completion, which one seed may make short.  Given are medians of seconds of wall
+clock and of the server's CPU.  Linux only: it reads the server's time from /proc.
 """
 
 import argparse
@@ -47,20 +48,21 @@ async def streamed(client: httpx.AsyncClient, firsts: list[float], **fields: obj
 async def measure(url: str, server: int, repeats: int) -> None:
     firsts: dict[str, list[float]] = {"alone": [], "among 31 others": []}
     seconds: dict[str, list[tuple[float, float]]] = {}
-    tokens: dict[str, int] = {}
+    tokens: dict[str, list[int]] = {}
+    number = 0
     limits = httpx.Limits(max_connections=CALLERS)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
 
         async def callers(ask: Callable[..., Awaitable[int]]) -> int:
-            return sum(await asyncio.gather(*(ask(seed=seed) for seed in range(CALLERS))))
+            return sum(await asyncio.gather(*(ask(seed=CALLERS * number + caller) for caller in range(CALLERS))))
 
         ways: dict[str, Callable[[], Awaitable[int]]] = {
-            f"one caller, n = {CALLERS}": lambda: whole(client, n=CALLERS, seed=0),
+            f"one caller, n = {CALLERS}": lambda: whole(client, n=CALLERS, seed=number),
             f"{CALLERS} callers": lambda: callers(lambda **seed: whole(client, **seed)),
             f"{CALLERS} callers, streamed": lambda: callers(
                 lambda **seed: streamed(client, firsts["among 31 others"], **seed)
             ),
-            "one caller, streamed": lambda: streamed(client, firsts["alone"], seed=0),
+            "one caller, streamed": lambda: streamed(client, firsts["alone"], seed=number),
         }
         for number in range(repeats + 1):  # the first one warms up
             if number == 1:
@@ -68,14 +70,15 @@ async def measure(url: str, server: int, repeats: int) -> None:
                     each.clear()
             for name, way in ways.items():
                 began, before = time.perf_counter(), cpu_seconds(server)
-                tokens[name] = await way()
+                sampled = await way()
                 taken = time.perf_counter() - began, cpu_seconds(server) - before
                 if number:
                     seconds.setdefault(name, []).append(taken)
+                    tokens.setdefault(name, []).append(sampled)
     (one, *_) = seconds.values()
     for name, values in seconds.items():
         wall, cpu = median(each for each, _ in values), median(each for _, each in values)
-        print(f"{name}: {tokens[name]} tokens in {wall:.2f} s, {cpu:.2f} s of CPU", end="; ")
+        print(f"{name}: {median(tokens[name]):.0f} tokens in {wall:.2f} s, {cpu:.2f} s of CPU", end="; ")
         walls, cpus = ([after[i] / before[i] for before, after in zip(one, values, strict=True)] for i in (0, 1))
         print(f"over the first: {median(walls):.2f} and {median(cpus):.2f}")
     for name, waits in firsts.items():
@@ -85,14 +88,16 @@ async def measure(url: str, server: int, repeats: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--native", action="store_true", help="sample with the kernel in C")
+    given = parser.parse_args()
     command = [sys.executable, "-m", "posttrain", "serve", "bundled", "--port", "0"]
+    command += ["--native"] if given.native else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             found = re.search(r"http://[^/]*", server.stdout.readline())
             assert found is not None
-            asyncio.run(measure(found[0], server.pid, repeats))
+            asyncio.run(measure(found[0], server.pid, given.repeats))
         finally:
             server.terminate()
 

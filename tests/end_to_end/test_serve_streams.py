@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from posttrain.generation.decoder_steps import DecoderSteps
 from posttrain.generation.in_process import InProcessSampling
 from posttrain.generation.steps import PrefilledPrompts
 from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.native.native_decoder import native_refusal
 from posttrain.options.model import ModelOptions
 from posttrain.server.model_server import ModelServer
 from posttrain.server.openai_answers import MOST_HELD, TextPieces
@@ -167,6 +169,23 @@ def test_tokens_are_read_once_a_pass_and_not_after_every_step(
     assert looks == [4], "the first tokens; the other ones come with the end"
 
 
+def test_the_native_kernel_serves_the_same_tokens_whole_and_streamed(server: ModelServer) -> None:
+    native = replace(server.service.policy, native_reason=None)
+    if (refusal := native_refusal(native)) is not None:
+        pytest.skip(refusal)
+    for wish in ({"logprobs": 0}, {"logprobs": 2}, {"stop": [")"]}):  # the first draws 16 tokens a call, the others one
+        body = {**ASKS[TEXT], "max_tokens": 40, "seed": 3, "n": 3, **wish}
+        expected = whole(server, TEXT, body)[0]
+        with served(native) as made:
+            answer = whole(made, TEXT, body)[0]
+            assert put_together(chunks_of(made, TEXT, body)) == answer
+        for one, other in zip(answer, expected, strict=True):
+            assert (one["text"], one["finish_reason"]) == (other["text"], other["finish_reason"])
+            if "logprobs" in wish:
+                theirs = other["logprobs"]["token_logprobs"]
+                assert one["logprobs"]["token_logprobs"] == pytest.approx(theirs, abs=1e-4)
+
+
 def test_chunks_of_all_answers_leave_in_one_pass(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next pass is later than the last chunk, at most a period later, and the same whenever that was sent."""
     for num_requests, period in ((0, 0.02), (10, 0.02), (32, 0.064), (1000, 0.1)):
@@ -296,7 +315,7 @@ def test_a_client_that_does_not_read_is_left(server: ModelServer, monkeypatch: p
 
 def test_other_lines_than_line_feeds_stay_inside_of_an_event(server: ModelServer, monkeypatch) -> None:
     hostile = "\u2028data: [DONE]\r\n\x85\x0b\x1c{}\x00"
-    monkeypatch.setattr(TextPieces, "add", lambda self, token: hostile)
+    monkeypatch.setattr(TextPieces, "add", lambda self, *tokens: hostile)
     monkeypatch.setattr("posttrain.server.openai_answers.shown_text", lambda *_: (hostile, "stop"))
     events = [*lines_of(server, TEXT, {**ASKS[TEXT], "max_tokens": 3})]
     assert all(event.isascii() and len(event.decode().splitlines()) == 1 for event in events)

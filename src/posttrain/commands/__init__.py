@@ -16,7 +16,7 @@ COMMANDS = {
     "eval": ("evaluate", "evaluate a model on held-out problems"),
     "chat": ("chat", "chat with a model in the terminal"),
     "serve": ("serve", "serve a model at an OpenAI-compatible endpoint"),
-    "replay": ("train.replay", "repeat a run's training from its rollout files, and compare the weights bit for bit"),
+    "replay": ("train.rerun", "repeat a run's training from its rollout files, and compare the weights bit for bit"),
     "trace": ("trace", "show one rollout token by token: state, action, log-prob, reward, advantage"),
     "plan": ("plan.show_plan", "estimate the memory of a recipe without loading the model"),
     "check-task": ("check_task", "show what a reward pays for correct answers and for cheap tricks"),

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         classifies = not config.model.is_bundled and is_classifier_folder(config.model.folder)
         (classifier if classifies else model)(config, named)
         return 0
-    for name, says in (*machine(), *((name, installed(name)) for name in PACKAGES)):
+    for name, says in (*machine_lines(), *((name, installed(name)) for name in PACKAGES)):
         print(f"{name:12} {says}")
     print()
     for line in (*replies(config), *servers(config)):
@@ -136,7 +136,7 @@ def classifier(config: Config, name: str) -> None:
     print(f"scored by  {found.scores.reading.value}; a row alone and in a batch have the same score")
 
 
-def machine() -> list[tuple[str, str]]:
+def machine_lines() -> list[tuple[str, str]]:
     """Interpreter, cores, memory, devices."""
     import torch
 

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
     with stopped_with_a_word(lambda: NOTHING_KEPT), Progress() as progress:
         results = evaluate(config.model.path, config, progress=progress)
-    print("\n".join(report(results)))
+    print("\n".join(result_lines(results)))
     if switches.output:
         content = f"{json.dumps(results, indent=2)}\n".encode()
         if output.is_file() or not output.exists():
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def report(results: Mapping[str, Any]) -> list[str]:
+def result_lines(results: Mapping[str, Any]) -> list[str]:
     """Each result on its line, with its interval if it has one."""
     from posttrain.runs.reports import problems_suffix
 

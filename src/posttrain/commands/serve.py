@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -47,6 +47,9 @@ class ServeSwitches(Bounded):
     """With --rl: folder to read files of weights from; empty: a temporary one, for weights sent by the trainer."""
     max_rows: PositiveInt = 256
     """Completions decoded at a time: limits the key/value cache and does not change completions."""
+    native: bool = False
+    """Sample with the small kernel in C, as `engine.native` of a recipe does, if model and machine support it: it needs
+    less CPU time.  New requests start, and chunks are sent, after up to 16 tokens."""
 
     rules = (
         Rule(
@@ -87,10 +90,13 @@ def main(arguments: Sequence[str]) -> int:
     with serve_extra("posttrain serve"):
         from posttrain.server.model_server import ModelServer
     from posttrain.models.loading.model_folder import load_policy
+    from posttrain.models.native.native_decoder import native_refusal
     from posttrain.models.rendering import renderer_of
     from posttrain.server.openai_routes import Service
 
     policy, seconds = load_policy(config.model), min(switches.seconds, threading.TIMEOUT_MAX)
+    if switches.native:
+        policy = replace(policy, native_reason=None)
     renderer = renderer_of(policy, config.model.template_options)
     limits = {"max_rows": switches.max_rows, "max_requests": switches.max_requests}
     service = Service(policy, renderer, name=model.rstrip("/"), seconds=seconds, **limits)
@@ -99,6 +105,8 @@ def main(arguments: Sequence[str]) -> int:
             service, host=switches.host, port=switches.port, token=token, origins=switches.cors, transfer_folder=folder
         )
         print(f"{model} at http://{switches.host}:{server.port}/v1   (Ctrl-C stops it)", flush=True)
+        if switches.native and (refusal := native_refusal(service.policy)) is not None:
+            print(f"Not sampled by the native kernel: {refusal}.", flush=True)
         if token and not switches.token:
             print(f"Requests need the token in {TOKEN_VARIABLE} (clients call it api_key).", flush=True)
         server.serve_until_signal()

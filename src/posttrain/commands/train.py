@@ -148,15 +148,15 @@ def irl(arguments: Sequence[str]) -> int:
     return 0
 
 
-def replay(arguments: Sequence[str]) -> int:
+def rerun(arguments: Sequence[str]) -> int:
     """Replay a run, and print how its weights compare with the checkpoints."""
     run, given = split_arguments(arguments, PROGRAMS["replay"]).only("RUN")
     if asks_help(arguments):
         given.configured(Config, [])  # which shows it
     config, _ = given.resumed(Config, run, may_change=("model.path", "run.threads"))
-    from posttrain.training.run_replay import replay as replayed
+    from posttrain.training.run_replay import replay
 
-    found = replayed(config, show=partial(print, flush=True))
+    found = replay(config, show=partial(print, flush=True))
     if not found.equal:
         print("The weights differ.  Something other than the rollouts has changed: versions, threads, model or rows.")
     return 0 if found.equal else 1

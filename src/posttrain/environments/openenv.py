@@ -58,7 +58,7 @@ class OpenEnvEnvironment:
         self.session = ExitStack()
 
     def reset(self, row: Mapping[str, object], seed: int) -> str:
-        self.connection = connected(self.session, self.url, self.seconds)
+        self.connection = websocket_to(self.session, self.url, self.seconds)
         columns = {name: row[name] for name in self.columns}
         answer = self.asked({"type": "reset", "data": {"seed": seed % 2**31, **columns, **self.sent}})
         return self.text(answer)
@@ -112,7 +112,7 @@ class OpenEnvEnvironment:
         self.session.close()
 
 
-def connected(session: ExitStack, url: str, seconds: float) -> "ClientConnection":
+def websocket_to(session: ExitStack, url: str, seconds: float) -> "ClientConnection":
     """A connection, which ends with `session`.  Raises OpenEnvFailure if the server refuses it."""
     from websockets.exceptions import WebSocketException
     from websockets.sync.client import connect
@@ -130,7 +130,7 @@ def require_server(url: str, seconds: float) -> None:
     """Connect once.  Raises UserError if the server does not answer, or without the extra."""
     try:
         with ExitStack() as session:
-            connected(session, url, seconds)
+            websocket_to(session, url, seconds)
     except ImportError as error:
         raise UserError(f"environment.url: OpenEnv needs the package websockets.  {INSTALL}") from error
     except OpenEnvFailure as error:

@@ -66,7 +66,7 @@ class CallReader:
         """The texts around the calls, by their keys in a message, and the calls in their order."""
         if self.by_template:
             return self.parsed(said)
-        content, calls = tagged(said)
+        content, calls = tagged_calls(said)
         return {"content": content}, calls
 
     def parsed(self, said: str) -> tuple[dict[str, str], list[ReadCall]]:
@@ -94,7 +94,7 @@ class CallReader:
         return dict(message)
 
 
-def tagged(said: str) -> tuple[str, list[ReadCall]]:
+def tagged_calls(said: str) -> tuple[str, list[ReadCall]]:
     """The calls between tags.  A tag that is not closed is a call that failed."""
     texts: list[str] = []
     calls: list[ReadCall] = []

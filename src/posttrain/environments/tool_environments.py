@@ -15,7 +15,7 @@ from typing import Any
 
 from posttrain.environments.protocol import Reply
 from posttrain.environments.tool_calls import MAX_CALLS, UNREAD, CallFailed, CallReader, ReadCall, call_id
-from posttrain.environments.tools import Tool, answer_text, arguments_of
+from posttrain.environments.tools import Tool, answer_of_value, arguments_of
 from posttrain.errors import RunError
 from posttrain.turns import ToolCall
 
@@ -42,17 +42,17 @@ def failures_told() -> Iterator[None]:
 def answer(call: Callable[[], object]) -> ToolAnswer:
     try:
         with failures_told():
-            return ToolAnswer(answer_text(call()))
+            return ToolAnswer(answer_of_value(call()))
     except CallFailed as failed:
-        return ToolAnswer(answer_text(f"Error: {failed}"), failed=True)
+        return ToolAnswer(answer_of_value(f"Error: {failed}"), failed=True)
 
 
 async def answer_async(call: Callable[[], Awaitable[object]]) -> ToolAnswer:
     try:
         with failures_told():
-            return ToolAnswer(answer_text(await call()))
+            return ToolAnswer(answer_of_value(await call()))
     except CallFailed as failed:
-        return ToolAnswer(answer_text(f"Error: {failed}"), failed=True)
+        return ToolAnswer(answer_of_value(f"Error: {failed}"), failed=True)
 
 
 async def beside(call: Callable[[], ToolAnswer]) -> ToolAnswer:

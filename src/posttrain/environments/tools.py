@@ -150,7 +150,7 @@ def arguments_of(tools: Mapping[str, Tool], call: ReadCall) -> dict[str, Any]:
         raise CallFailed(str(error)) from error
 
 
-def answer_text(value: object) -> str:
+def answer_of_value(value: object) -> str:
     """A tool's result as text: JSON if it is not text, and only its beginning if it is long."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     if len(text) <= MOST_CHARACTERS:

@@ -33,8 +33,8 @@ class TextPieces:
         self.held: list[int] = []
         """Tokens whose text is still incomplete."""
 
-    def add(self, token: int) -> str:
-        self.held.append(token)
+    def add(self, *tokens: int) -> str:
+        self.held += tokens
         piece = self.rest()
         if not piece or (piece.endswith(HALF_CHARACTER) and len(self.held) < MOST_HELD):
             return ""
@@ -157,9 +157,9 @@ class StreamedChoice:
         self.text = ""
         """The text so far."""
         self.texts, self.offsets = list[str](), list[int]()
-        """What each token added to it, and where."""
-        self.num_sent = self.num_tokens_sent = 0
-        """Number of characters sent, and of tokens whose log-probs were sent."""
+        """What each token added to it, and where; without log-probs, all tokens of a chunk together."""
+        self.num_read = self.num_sent = self.num_tokens_sent = 0
+        """Number of tokens read, of characters sent, and of tokens whose log-probs were sent."""
         self.begun = self.ended = False
 
     def grown(self, tokens: Sequence[SampledToken]) -> Json | None:
@@ -170,18 +170,21 @@ class StreamedChoice:
 
     def finished(self, rollout: Rollout) -> Json:
         """The last chunk."""
+        self.ended = True
+        text, reason = shown_text(rollout, self.asked)
+        if self.asked.logprobs is None:
+            return self._chunk((), text, 0, reason)
         tokens = sampled_tokens_of(rollout)[: len(rollout.sequence.text_tokens)]
         self._read(tokens)
         if self.texts:
             self.texts[-1] += self.pieces.rest()
-        text, reason = shown_text(rollout, self.asked)
-        self.ended = True
         return self._chunk(tokens, text, num_shown(self.offsets, text, rollout), reason)
 
     def _read(self, tokens: Sequence[SampledToken]) -> None:
-        for each in tokens[len(self.texts) :]:
+        new, self.num_read = [each.token for each in tokens[self.num_read :]], len(tokens)
+        for some in [new] if self.asked.logprobs is None else [[token] for token in new]:
             self.offsets.append(len(self.text))
-            self.texts.append(self.pieces.add(each.token))
+            self.texts.append(self.pieces.add(*some))
             self.text += self.texts[-1]
 
     def _sure_length(self) -> int:

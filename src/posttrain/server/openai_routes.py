@@ -226,7 +226,7 @@ class Service:
             if asked.stream_usage and not under_way:
                 num_sampled = sum(len(each.tokens) for each in job.done.values())
                 chunks.append({**heading.over([], chunk=True), "usage": usage(asked, num_sampled)})
-            job.due = self._pass_after(time.monotonic()) if chunks else 0.0  # the first one is sent as soon as it is made
+            job.due = self._pass_after(time.monotonic()) if chunks else 0.0  # soon, if all text is held back
             if chunks:
                 yield chunks
 

@@ -20,7 +20,7 @@ MAX_STOPS = 16
 Record = TypeVar("Record")
 
 
-def read(record: type[Record], body: bytes) -> Record:
+def read_record(record: type[Record], body: bytes) -> Record:
     """A record from a request.  Raises RefusedRequest with the first invalid field."""
     try:
         return rl_protocol.read(record, body)

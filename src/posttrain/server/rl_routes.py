@@ -26,7 +26,7 @@ from posttrain.server.application import route
 from posttrain.server.lease import Lease
 from posttrain.server.openai_routes import Service
 from posttrain.server.requests import Access, RefusedRequest, brief
-from posttrain.server.rl_completions import choice, json_of, read, sampling_of, stop_texts
+from posttrain.server.rl_completions import choice, json_of, read_record, sampling_of, stop_texts
 from posttrain.server.transfer_folder import TransferFolder
 from posttrain.server.weight_loading import Change, base_digest, change_to
 
@@ -70,7 +70,7 @@ class TrainingRoutes:
 
     async def generate(self, request: Request) -> Response:
         most_bytes = requests.BODY_BYTES + PREFIX_BYTES * self.service.policy.max_positions
-        asked = read(GenerateRequest, await requests.json_body(request, most_bytes=most_bytes))
+        asked = read_record(GenerateRequest, await requests.json_body(request, most_bytes=most_bytes))
         if asked.model is not None:
             self.service.model(asked.model)
         settings, continuations = sampling_of(asked, self.service.engine)
@@ -84,7 +84,7 @@ class TrainingRoutes:
         return json_of(answer)
 
     async def release(self, request: Request) -> Response:
-        asked = read(rl_protocol.ReleaseRequest, await requests.json_body(request))
+        asked = read_record(rl_protocol.ReleaseRequest, await requests.json_body(request))
         let_go = [
             Continuation(prefix=(), draw=each.draw, sample=each.sample, limit=0, key=each.key) for each in asked.streams
         ]
@@ -126,7 +126,7 @@ class TrainingRoutes:
         return json_of(rl_protocol.PausedInfo(is_paused=self.sampler.paused))
 
     async def init(self, request: Request) -> Response:
-        self.lease.take(read(rl_protocol.InitRequest, await requests.json_body(request)).init_info)
+        self.lease.take(read_record(rl_protocol.InitRequest, await requests.json_body(request)).init_info)
         return JSONResponse({"message": "Weight transfer initialized"})
 
     async def upload(self, request: Request) -> Response:
@@ -146,7 +146,7 @@ class TrainingRoutes:
         async with self.updating:
             self.require_started()
             self.started, self.checked = False, None
-            info = read(rl_protocol.UpdateRequest, body).update_info
+            info = read_record(rl_protocol.UpdateRequest, body).update_info
             self.checked = await run_in_threadpool(self.check, info), info
             self.started = True
         return JSONResponse({"message": "Weights updated"})
@@ -161,7 +161,7 @@ class TrainingRoutes:
 
     async def finish(self, request: Request) -> Response:
         """Load the checked weights, between two tokens."""
-        asked = read(rl_protocol.FinishRequest, await requests.json_body(request))
+        asked = read_record(rl_protocol.FinishRequest, await requests.json_body(request))
         version = asked.weight_version
         if not (version.isascii() and version.isdecimal() and len(version) < 19):
             raise RefusedRequest(f"weight_version = {brief(version)}: must be a whole number in decimal digits")

@@ -6,6 +6,7 @@ A file has all weights under the names of the saved model, tied ones once, or an
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -75,11 +76,7 @@ def change_to(
         with hands_off():  # transformers changes torch's default type for the whole process while it loads
             tensors = as_held(policy, tensors)
 
-    def put() -> Policy:
-        copy_into(held, tensors)
-        return policy
-
-    return put
+    return partial(loaded_into, policy, held, tensors)
 
 
 def as_held(policy: Policy, tensors: Tensors) -> Tensors:
@@ -115,9 +112,11 @@ def require_shapes(tensors: Tensors, expected: Mapping[str, torch.Size]) -> None
 
 
 @torch.no_grad()
-def copy_into(held: Mapping[str, Tensor], tensors: Tensors) -> None:
+def loaded_into(policy: Policy, held: Mapping[str, Tensor], tensors: Tensors) -> Policy:
+    """The policy, after its weights have been overwritten."""
     for name, tensor in tensors.items():
         held[name].copy_(tensor)
+    return policy
 
 
 def adapter_change(policy: Policy, tensors: Tensors, adapter: AdapterFields) -> Change:
@@ -132,11 +131,7 @@ def adapter_change(policy: Policy, tensors: Tensors, adapter: AdapterFields) -> 
             rule = f"{name} = {adapter.settings.get(name)!r:.80}, but the served adapter has {settings[name]!r:.80}"
             raise RefusedRequest(f"adapter: {rule}.  Restart the server for another adapter.")
 
-    def put() -> Policy:
-        copy_into(held, tensors)
-        return policy
-
-    return put
+    return partial(loaded_into, policy, held, tensors)
 
 
 def first_adapter(policy: Policy, tensors: Tensors, adapter: AdapterFields) -> Change:

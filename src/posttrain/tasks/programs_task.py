@@ -94,7 +94,7 @@ def read_layout(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         return prompt, {"kind": "asserts", "entry": entry, "setup": columns["test"], "tests": [f"check({entry})"]}
     if "test_list" in columns:
         tests = list(columns["test_list"])
-        entry = called(tests)  # the name is only in the asserts, so the prompt says it
+        entry = called_name(tests)  # the name is only in the asserts, so the prompt says it
         setup = columns.get("test_setup_code") or columns.get("test_imports") or ""
         lines = setup if isinstance(setup, str) else "\n".join(setup)
         prompt = f"{question}\nThe function is called `{entry}`."
@@ -109,7 +109,7 @@ def read_layout(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     raise KeyError("none of tests, entry_point, test_list, input_output, public_tests among the columns")
 
 
-def called(tests: Sequence[str]) -> str:
+def called_name(tests: Sequence[str]) -> str:
     """The one function that all of the asserts call."""
     found = []
     for test in tests:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posttrain.algorithms.advantages import informative
 from posttrain.records import Finish, Grades, Group, Rollout
-from posttrain.rewards.grading.call_log import mean
+from posttrain.rewards.grading.call_log import exact_mean
 from posttrain.runs.alarms import repeated_share
 from posttrain.runs.reports import UpdateTokens
 
@@ -102,7 +102,7 @@ def logged_metrics(logged: Mapping[str, tuple[tuple[Mapping[str, float] | None, 
     for function, by_group in logged.items():
         logs = [numbers for group in by_group for numbers in group if numbers]
         for name in sorted({name for numbers in logs for name in numbers}):
-            metrics[f"logged/{function}/{name}"] = mean([numbers[name] for numbers in logs if name in numbers])
+            metrics[f"logged/{function}/{name}"] = exact_mean([numbers[name] for numbers in logs if name in numbers])
     return metrics
 
 

@@ -77,11 +77,11 @@ def load_source(source: Given, args: TrainingFields, notes: list[str]) -> tuple[
             except (OSError, ValueError) as error:
                 missing = f"{name}, which the model was loaded from, has no tokenizer" if name else "it is missing"
                 raise UserError(f"processing_class: {missing}.  Give the model's tokenizer.") from error
-        tokenizer = require_tokenizer(tokenizer)
+        tokenizer = tokenizer_given(tokenizer)
         policy = as_policy(shown, tokenizer, dtype="auto" if options.dtype == "float32" else options.dtype)
         options = replace(options, path=ModelOptions.path)
     if source.processing_class is not None and source.processing_class is not policy.tokenizer:
-        tokenizer = require_tokenizer(source.processing_class)
+        tokenizer = tokenizer_given(source.processing_class)
         policy = replace(policy, tokenizer=tokenizer, stop_ids=stop_ids(policy.model, tokenizer))
     text_config = policy.model.config.get_text_config()
     coefficient = getattr(text_config, "router_aux_loss_coef", None)
@@ -223,7 +223,7 @@ def move_to(model: nn.Module, device: torch.device) -> None:
         model.to(device)  # parameters stay the objects that an optimiser of the caller's holds
 
 
-def require_tokenizer(candidate: object) -> PreTrainedTokenizerBase:
+def tokenizer_given(candidate: object) -> PreTrainedTokenizerBase:
     if not isinstance(candidate, PreTrainedTokenizerBase):
         kind = type(candidate).__name__
         raise UserError(f"processing_class: a {kind} is given.  Give one of AutoTokenizer.from_pretrained.")

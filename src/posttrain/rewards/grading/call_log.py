@@ -90,7 +90,7 @@ class CallLog:
         self.close()
         if isinstance(verdicts, answers.InvalidScore) or not (self.extra or self.numbers):
             return verdicts
-        metrics = {name: mean(values) for name, values in self.numbers.items()} or None
+        metrics = {name: exact_mean(values) for name, values in self.numbers.items()} or None
         return [
             said._replace(extra={name: column[i] for name, column in self.extra.items()} or None, metrics=metrics)
             if isinstance(said, answers.Score)
@@ -99,7 +99,7 @@ class CallLog:
         ]
 
 
-def mean(values: list[float]) -> float:
+def exact_mean(values: list[float]) -> float:
     """The mean: exactly x where all are x, NaN where infinities cancel."""
     return values[0] if min(values) == max(values) else sum(values) / len(values)
 
