@@ -149,7 +149,7 @@ def test_a_planted_wait_of_the_sampler_is_counted_by_its_place(
     monkeypatch.setattr(decoding_rows, "sample", waiting)
     with gpu:
         steps = counted_steps(monkeypatch)
-        sampled_on(policy_on("cuda"), max_rows=15)
+        sampled_on(policy_on("cuda"), max_rows=12)
     assert gpu.waits["generation/decoding_rows.py:_sample _local_scalar_dense"] > len(steps) > 20
 
 
@@ -157,9 +157,9 @@ def test_a_planted_wait_of_the_sampler_is_counted_by_its_place(
 
 
 def sampled_on(policy: Policy, *, max_rows: int = 7, **sampling: Any) -> list[Any]:
-    """Three prompts, five completions each, of which seven are decoded at a time: rows end and start all the while."""
+    """Two prompts, six completions each, of which seven are decoded at a time: rows end and start all the while."""
     engine = InProcessEngine(policy, max_rows=max_rows)
-    groups = sample_groups(engine, some_prompts([3, 4, 20]), request(5, 24, SamplingParams(**sampling)))
+    groups = sample_groups(engine, some_prompts([3, 9]), request(6, 24, SamplingParams(**sampling)))
     return [rollout for group in groups for rollout in group.rollouts]
 
 
@@ -176,9 +176,7 @@ def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize(
-    ("forward", "sampling"), [("auto", {}), ("plain", {}), ("auto", {"temperature": 0.6, "top_k": 5, "top_p": 0.9})]
-)
+@pytest.mark.parametrize(("forward", "sampling"), [("auto", {}), ("plain", {}), ("auto", {"top_k": 12, "top_p": 0.9})])
 def test_a_gpu_samples_what_a_cpu_does_and_waits_for_a_quarter_of_the_steps(
     gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch, forward: str, sampling: Mapping[str, Any]
 ) -> None:
@@ -200,10 +198,10 @@ def test_a_gpu_samples_what_a_cpu_does_and_waits_for_a_quarter_of_the_steps(
 
 
 def test_rows_that_stopped_go_on_for_seven_steps_at_most(gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = [len(each.tokens) for each in sampled_on(policy_on("cpu"), max_rows=15)]
+    lengths = [len(each.tokens) for each in sampled_on(policy_on("cpu"), max_rows=12)]
     with gpu:
         policy, steps = policy_on("cuda"), counted_steps(monkeypatch)
-        sampled_on(policy, max_rows=15)
+        sampled_on(policy, max_rows=12)
     needed, most = sum(lengths) - len(lengths), decoding_rows.ASK_GPU_EVERY - 1
     assert needed < sum(steps) <= needed + most * len(lengths)
 
@@ -233,18 +231,17 @@ def assert_near(found: list[Sampled], expected: list[Sampled]) -> None:
         assert sum(count for _, count in mine.versions) == len(mine.tokens)
 
 
-@pytest.mark.parametrize("path", ["auto", "plain"])
-def test_a_second_turn_begins_with_the_cache_of_a_row_that_had_gone_on(gpu: PretendedGpu, path: str) -> None:
+def test_a_second_turn_begins_with_the_cache_of_a_row_that_had_gone_on(gpu: PretendedGpu) -> None:
     def two_turns(policy: Policy) -> list[Sampled]:
         with InProcessEngine(policy, max_rows=5).open(replace(REQUEST, keep=True)) as sampling:
-            sampling.put(of_prompts((3, 7, 1, 5), size=2, limit=9))
-            first = everything(sampling, 8)
+            sampling.put(of_prompts((3, 7, 1), size=2, limit=9))
+            first = everything(sampling, 6)
             sampling.put([behind(each, (4, 2), 6) for each in first])
-            return first + everything(sampling, 8)
+            return first + everything(sampling, 6)
 
-    expected = two_turns(policy_on("cpu", forward=path))
+    expected = two_turns(policy_on("cpu"))
     with gpu:
-        found = two_turns(policy_on("cuda", forward=path))
+        found = two_turns(policy_on("cuda"))
     assert_near(found, expected)
 
 
@@ -295,7 +292,6 @@ def test_a_served_model_answers_as_on_the_cpu(gpu: PretendedGpu, monkeypatch: py
 
 ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"name": "grpo", "kl": {"coefficient": 0.05}},
-    "full KL": {"name": "grpo", "kl": {"coefficient": 0.05, "estimator": "full"}},
     "dapo": {"name": "dapo", "resample": None},
     "gspo": {"name": "gspo"},
     "reinforce": {"name": "reinforce"},
@@ -328,9 +324,7 @@ def test_an_update_waits_twice_however_many_micro_batches_it_has(gpu: PretendedG
 
 
 @pytest.mark.parametrize(
-    "how",
-    [{"kind": "lora"}, {"kind": "dropout"}, {"kind": "quantised"}, {"kind": "recomputed"}, {"forward": "plain"}],
-    ids=str,
+    "how", [{"kind": "dropout"}, {"kind": "quantised"}, {"kind": "recomputed"}, {"forward": "plain"}], ids=str
 )
 def test_every_kind_of_model_samples_and_learns_without_a_mismatch(gpu: PretendedGpu, how: dict[str, str]) -> None:
     expected = step_metrics(ALGORITHMS["grpo"], policy_on("cpu", **how))
