@@ -68,7 +68,11 @@ def recipe(num_steps, max_tokens, warmup, **sections):
 
 # %%
 short = recipe(
-    SHORT_STEPS, SHORT_TOKENS, 0, algorithm={"name": "grpo", "token_weights": "mean_over_tokens", "kl": None}
+    SHORT_STEPS,
+    SHORT_TOKENS,
+    0,
+    algorithm={"name": "grpo", "token_weights": "mean_over_tokens", "kl": None},
+    evaluation={"every_steps": 0, "samples": 1, "sampling_probes": False},
 )
 
 
