@@ -33,7 +33,8 @@ STEPS = 40
 FLAGS = {
     "--run.num-steps": STEPS,
     "--run.threads": 1,
-    "--run.time-limit-minutes": "null",
+    "--update.learning-rate": 1e-4,
+    "--update.warmup-steps": 5,
     "--task.held-out-size": 128,
     "--rollout.group-size": 8,
     "--rollout.max-completion-tokens": LIMIT,

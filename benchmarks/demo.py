@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/demo.py --seeds 0 1 2
 
-Each seed is `posttrain rl countdown-tiny --run.seed SEED`, timed as a whole process.  The control is the same run
+Each seed is `posttrain rl countdown-tiny --run.seed SEED`, or another recipe (--recipe), timed as a whole process.  The control is the same run
 with every step's rewards permuted across the whole step: as many rewards, none where it was earned.  Held-out
-problems are judged by the true grader in both.  Results go to benchmarks/results/demo.json.
+problems are judged by the true grader in both.  Results go to benchmarks/results/, a file for each recipe.
 """
 
 import argparse
@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from random import Random
 
-RESULTS = Path(__file__).parent / "results" / "demo.json"
+RESULTS = Path(__file__).parent / "results"
+FILES = {"countdown-tiny": "demo.json", "countdown-first-try": "first_try.json"}
 SHOWN = (
     "accuracy_sampled",
     "accuracy_greedy",
@@ -43,16 +44,7 @@ def permuted_countdown(completions: list[str], **columns: object) -> list[float]
 
 def run(name: str, flags: list[str], folder: Path) -> dict[str, object]:
     """One run as the command makes it; its summary and its whole wall time."""
-    command = [
-        sys.executable,
-        "-m",
-        "posttrain",
-        "rl",
-        "countdown-tiny",
-        "--run.folder",
-        str(folder),
-        "--run.overwrite",
-    ]
+    command = [sys.executable, "-m", "posttrain", "rl", recipe, "--run.folder", str(folder), "--run.overwrite"]
     began = time.perf_counter()
     subprocess.run([*command, *flags], check=True)
     minutes = (time.perf_counter() - began) / 60
@@ -76,6 +68,7 @@ def machine() -> dict[str, object]:
 def main() -> None:
     """Run all, print a table, keep the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--recipe", choices=FILES, default="countdown-tiny")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--no-control", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmark-demo"))
@@ -84,16 +77,18 @@ def main() -> None:
     runs = []
     if not given.no_control:
         control = ["--rewards", f"{__file__}:permuted_countdown", "--run.seed", "0", *given.flags]
-        runs.append(run("control, rewards permuted", control, given.folder / "control"))
+        runs.append(run(given.recipe, "control, rewards permuted", control, given.folder / "control"))
     for seed in given.seeds:
-        runs.append(run(f"seed {seed}", ["--run.seed", str(seed), *given.flags], given.folder / f"seed-{seed}"))
+        runs.append(
+            run(given.recipe, f"seed {seed}", ["--run.seed", str(seed), *given.flags], given.folder / f"seed-{seed}")
+        )
     print(f"\n{'run':<28}{'minutes':>8}  " + "  ".join(SHOWN))
     for item in runs:
-        cells = [f"{item['before'][name]:.3f} -> {item['after'][name]:.3f}" for name in SHOWN]
+        cells = [f"{item['before'][name]:.3f} -> {item['after'][name]:.3f}" for name in SHOWN if name in item["after"]]
         print(f"{item['name']:<28}{item['minutes']:>8.1f}  " + "  ".join(cells))
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": machine(), "runs": runs}, indent=2) + "\n")
-    print(f"kept in {RESULTS}")
+    results = RESULTS / FILES[given.recipe]
+    results.write_text(json.dumps({"machine": machine(), "runs": runs}, indent=2) + "\n")
+    print(f"kept in {results}")
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ def measured(options: argparse.Namespace, staleness: int, correction: bool, seed
         "countdown-tiny",
         algorithm=algorithm,
         task={"held_out_size": options.held_out},
+        update={"learning_rate": 1e-4, "warmup_steps": 5},
         rollout={"max_staleness": staleness, "max_rows": options.rows or 256 * (1 + staleness)},
         evaluation={"every_steps": 0, "samples": options.samples},
         run={

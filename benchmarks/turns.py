@@ -83,7 +83,8 @@ def measured(session: Session, counted: CountedSteps) -> Measured:
 
 
 def opened(**sections: Any) -> tuple[Session, CountedSteps]:
-    config = posttrain.load_recipe("countdown-tiny", run={"threads": 1}, **sections)
+    engine = {"name": "in_process", "native": False}  # the torch path, whose passes are counted
+    config = posttrain.load_recipe("countdown-tiny", run={"threads": 1}, engine=engine, **sections)
     session = open_session(config, inference=True)
     session.load_weights()
     assert isinstance(session.engine, InProcessEngine)
