@@ -12,7 +12,7 @@ from _vs_trl_wire import Job, Wire, hash_score
 from posttrain.config import Config
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
-from posttrain.options.rollout import RolloutOptions
+from posttrain.options.rollout import InProcessOptions, RolloutOptions
 from posttrain.options.task import CountdownOptions
 from posttrain.options.training import RunOptions, UpdateOptions
 from posttrain.training.session import CallerObjects, Session, open_session
@@ -29,6 +29,7 @@ def opened(job: Job) -> Session:
         model=ModelOptions(path=job.model, dtype=job.dtype, device=job.device),  # type: ignore[arg-type]
         task=CountdownOptions() if job.countdown else DatasetOptions(held_out_share=0.0),
         algorithm={"name": "grpo", "deviation": "sample"},
+        engine=InProcessOptions(native=True),
         rollout=RolloutOptions(
             prompts_per_step=job.prompts_per_step,
             group_size=job.group_size,
