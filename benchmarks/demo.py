@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/demo.py --seeds 0 1 2
 
-Each seed is `posttrain rl countdown-tiny --run.seed SEED`, or another recipe (--recipe), timed as a whole process.  The control is the same run
-with every step's rewards permuted across the whole step: as many rewards, none where it was earned.  Held-out
-problems are judged by the true grader in both.  Results go to benchmarks/results/, a file for each recipe.
+Each seed is `posttrain rl countdown-tiny --run.seed SEED`, or another recipe (--recipe), timed as a whole process.  The
+control is the same run with every step's rewards permuted across the whole step: as many rewards, none where it was
+earned.  Held-out problems are judged by the true grader in both.  With --without-compiler, seed 0 also runs without a C
+compiler, so that torch samples and scores.  Results go to benchmarks/results/, a file for each recipe.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import sys
 import time
 from pathlib import Path
 from random import Random
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 FILES = {"countdown-tiny": "demo.json", "countdown-first-try": "first_try.json"}
@@ -42,11 +44,12 @@ def permuted_countdown(completions: list[str], **columns: object) -> list[float]
     return scores
 
 
-def run(name: str, flags: list[str], folder: Path) -> dict[str, object]:
+def run(recipe: str, name: str, flags: list[str], folder: Path, *, compiler: str | None = None) -> dict[str, Any]:
     """One run as the command makes it; its summary and its whole wall time."""
     command = [sys.executable, "-m", "posttrain", "rl", recipe, "--run.folder", str(folder), "--run.overwrite"]
     began = time.perf_counter()
-    subprocess.run([*command, *flags], check=True)
+    environment = os.environ | ({} if compiler is None else {"CC": compiler})
+    subprocess.run([*command, *flags], check=True, env=environment)
     minutes = (time.perf_counter() - began) / 60
     summary = json.loads((folder / "summary.json").read_text())
     return {"name": name, "minutes": minutes, **{key: summary[key] for key in ("before", "after", "seconds", "tokens")}}
@@ -71,6 +74,7 @@ def main() -> None:
     parser.add_argument("--recipe", choices=FILES, default="countdown-tiny")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--no-control", action="store_true")
+    parser.add_argument("--without-compiler", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmark-demo"))
     parser.add_argument("flags", nargs="*", help="more flags of `posttrain rl`, after --")
     given = parser.parse_args()
@@ -82,6 +86,10 @@ def main() -> None:
         runs.append(
             run(given.recipe, f"seed {seed}", ["--run.seed", str(seed), *given.flags], given.folder / f"seed-{seed}")
         )
+    if given.without_compiler:
+        flags = ["--run.seed", "0", *given.flags]
+        made = run(given.recipe, "seed 0, no C compiler", flags, given.folder / "no-compiler", compiler="no-compiler")
+        runs.append(made)
     print(f"\n{'run':<28}{'minutes':>8}  " + "  ".join(SHOWN))
     for item in runs:
         cells = [f"{item['before'][name]:.3f} -> {item['after'][name]:.3f}" for name in SHOWN if name in item["after"]]
