@@ -3,8 +3,11 @@
 python benchmarks/trl/_vs_trl_ours.py JOB.json
 """
 
+import os
 import sys
 from collections.abc import Sequence
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command sets it, before torch is loaded
 
 from _vs_trl_steps import serve
 from _vs_trl_wire import Job, Wire, hash_score
