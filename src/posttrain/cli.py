@@ -21,7 +21,7 @@ Train language models by reward.
 """
 FIRST_STEPS = """Train language models by reward.  Three things to do first:
 
-  posttrain rl countdown-tiny   train the bundled model on a number puzzle: about 3 minutes on 2 CPU cores
+  posttrain rl countdown-tiny   train the bundled model on a number puzzle: 2 to 5 minutes on 2 CPU cores
   posttrain view                look at the run in a browser, token by token
   posttrain new my-problem      make rows, a reward and a recipe to change into your own problem
 
@@ -29,8 +29,8 @@ FIRST_STEPS = """Train language models by reward.  Three things to do first:
 """
 
 OPENMP_SPINS = "10000"
-"""Turns that an idle thread of torch waits for more work before it sleeps.  With GNU OpenMP's own count these threads are
-in the way of the native kernel's (docs/decisions/027)."""
+"""Turns that an idle thread of torch waits for more work before it sleeps.  With GNU OpenMP's own count, these threads
+are in the way of the native kernel's (docs/decisions/027)."""
 MACHINE_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE}
 
 
@@ -57,6 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_named_command(arguments[0], arguments[1:])
 
 
+def let_threads_sleep_soon() -> None:
+    """Set `OPENMP_SPINS`, which is read once, when torch is loaded; a choice of the caller's stays."""
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)
+
+
 def run_named_command(command: str, arguments: Sequence[str]) -> int:
     """Run one command; a user's mistake is printed without a traceback."""
     import atexit
@@ -65,8 +71,7 @@ def run_named_command(command: str, arguments: Sequence[str]) -> int:
 
     from posttrain.errors import HelpShown, StoppedAtOnce, ToldElsewhere, UserError, exit_call
 
-    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:  # read once, when torch is loaded
-        os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)
+    let_threads_sleep_soon()
     atexit.register(gc.freeze)  # the interpreter would look for garbage in all of torch: 1.3 s at the end of a command
     module, _, function = COMMANDS[command][0].partition(".")
     try:

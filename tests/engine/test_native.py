@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from posttrain.cli import let_threads_sleep_soon
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.native_steps import NativeSteps
 from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
@@ -215,3 +216,19 @@ def test_a_run_with_the_kernel_says_so_and_resumes_to_the_same_bits(tmp_path: Pa
     resumed = command("rl", "--resume", place / "run", folder=place)
     assert resumed.code == 0, resumed.err
     require_same(place / "run", tmp_path / "whole" / "run")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "10000"), ({"OMP_WAIT_POLICY": "passive"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")]
+)
+def test_a_command_lets_torchs_idle_threads_sleep_soon_unless_told_otherwise(
+    given: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch")  # as before it is loaded; put back at the end
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "so that it is put back")
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    let_threads_sleep_soon()
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
