@@ -307,7 +307,7 @@ def test_a_client_that_does_not_read_is_left(server: ModelServer, monkeypatch: p
     with served(server.service.policy) as made, socket.socket() as client:
         for end, buffer in ((client, socket.SO_RCVBUF), (made.socket, socket.SO_SNDBUF)):
             end.setsockopt(socket.SOL_SOCKET, buffer, 4096)
-        ask_raw(client, made, LONG)
+        ask_raw(client, made, {**LONG, "n": 128})
         until(lambda: made.service.num_requests)
         until(lambda: idle(made))
         assert b"[DONE]" not in b"".join(iter(lambda: client.recv(1 << 16), b""))

@@ -256,7 +256,7 @@ def logit_faults(model: PreTrainedModel, compute_dtype: torch.dtype) -> Iterator
         yield f"{WITHOUT_GRADIENT[model.config.model_type]}.  Use a model of another family."
     halves = torch.bfloat16 in {parameter.dtype for parameter in model.parameters()}  # some matrices are held in it
     # Not padding, which transformers warns about.
-    first, second, *last = [token for token in range(1, 6) if token != model.config.pad_token_id][:4]
+    first, second, *last = [token for token in range(1, 6) if token != getattr(model.config, "pad_token_id", None)][:4]
     rows = torch.tensor([[first, second, third] for third in last], device=model.device) % num_embeddings(model)
     dtype = torch.bfloat16 if halves else model.dtype
     own = own_logits(model, rows, dtype)
