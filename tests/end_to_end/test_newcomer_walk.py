@@ -17,7 +17,7 @@ from posttrain.commands.new import commands_in
 from tests.support.pages import blocks, commands, programs, python, write_files
 from tests.support.runs import command, metrics_of, start
 
-pytestmark = [pytest.mark.scale, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.scale, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 PAGES = [
     "README.md",

@@ -136,9 +136,17 @@ def test_the_command_lists_runs_below_a_folder_until_it_is_interrupted(tmp_path:
     with viewer("--no-live", folder=tmp_path) as (address, process):
         listed = answered(address, "runs")
         assert {run["name"] for run in listed["runs"]} == {"deep", "first"}
-        assert (listed["compares"], listed["below"], listed["live"]) == (False, "runs", False)
+        assert (listed["below"], listed["live"]) == ("runs", False)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
+
+
+def test_two_named_runs_open_side_by_side_and_one_by_itself(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        write_run(tmp_path / name)
+    for named, page in ((("first", "second"), "&/compare?a=0&b=1"), (("second",), "&/run/0")):
+        with viewer(*named, folder=tmp_path) as (address, _):
+            assert address.endswith(page)
 
 
 def test_a_viewer_beside_a_run_ends_with_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

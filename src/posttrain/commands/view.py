@@ -49,6 +49,8 @@ BUNDLED_RUNS = {"hack": "planted-hack"}
 """Names of runs that come with the package -> their folders."""
 RUNS = Path("runs")
 """Where to look for runs if none is named."""
+FIRST_PAGES = {1: "&/run/0", 2: "&/compare?a=0&b=1"}
+"""The first page by number of named folders; of more runs the list opens, where two can be chosen."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     with serve_extra("posttrain view"):
         from posttrain.server.viewer_routes import RunViewer
     server = RunViewer(replace(runs, live=switches.live), port=switches.port)
-    address = server.address + ("" if below or len(folders) > 1 else "&/run/0")  # one run: no list to choose from
+    address = server.address + ("" if below else FIRST_PAGES.get(len(folders), ""))
     print(f"{address}\n(Ctrl-C stops it)", flush=True)
     if switches.open and has_display():
         webbrowser.open(address)

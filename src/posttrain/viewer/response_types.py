@@ -54,8 +54,6 @@ class RunList(TypedDict):
     """All open runs."""
 
     runs: list[RunEntry]
-    compares: bool
-    """Whether several folders were named, for a comparison."""
     live: bool
     """Whether the page follows active runs."""
     below: str

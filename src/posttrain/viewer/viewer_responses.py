@@ -142,7 +142,6 @@ def run_list(asked: AskedFor) -> ViewerResponse:
     return RunList(
         runs=[run_entry(runs.shown[at].run, at) for at in there],
         live=runs.live,
-        compares=runs.below is None and len(runs.shown) > 1,
         below=str(runs.below or ""),
         faults=faults,
     )
