@@ -25,6 +25,7 @@ KEPT_FOR_THE_PROCESS = {
     "posttrain.runs.checkpoint.ThreadClaim._open": "torch has one number of threads, on which sessions must agree",
 }
 OF_A_PROCESS_OF_ITS_OWN = {
+    "posttrain.cli": "the command's own process, before torch reads how long its threads wait",
     "posttrain.commands.launching.ray_processes": "the command's own process: Ray reads its variables when it starts",
     "posttrain.commands.start_ranks": "the command's own process: torchrun hands its variables to the ranks",
     "posttrain.sandbox.inside.replay": "the program's own process, which starts itself anew with a seed",
