@@ -14,10 +14,10 @@
 # %%
 import os
 import re
+import subprocess
+import sys
 import tempfile
-from contextlib import redirect_stdout
 from dataclasses import replace
-from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,7 +29,6 @@ import posttrain
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.ppo import GaeOptions, ValuedTokens, generalised_advantages, ppo
 from posttrain.algorithms.table import grpo
-from posttrain.cli import main
 from posttrain.generation.generate import completions
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.loading.model_folder import load_policy
@@ -380,9 +379,9 @@ SEVEN_B = """{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hid
 "vocab_size": 152064, "max_position_embeddings": 32768, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}"""
 with tempfile.TemporaryDirectory() as folder:
     Path(folder, "config.json").write_text(SEVEN_B, encoding="utf-8")
-    with redirect_stdout(StringIO()) as printed:
-        main(["plan", "--model.path", folder, "--gpu-gb", "80", "--model.gradient-checkpointing"])
-table, _, _ = printed.getvalue().partition(" fits ")
+    command = [sys.executable, "-m", "posttrain", "plan", "--model.path", folder, "--gpu-gb", "80"]
+    planned = subprocess.run([*command, "--model.gradient-checkpointing"], capture_output=True, text=True, check=True)
+table, _, _ = planned.stdout.partition(" fits ")
 print(table)
 assert re.search(r"while updating +182 +304 ", table)
 
