@@ -2,11 +2,13 @@
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-from tests.support.pages import attribute, blocks, one_test_of
+from posttrain.commands.completion import completed
+from tests.support.pages import attribute, blocks, commands, one_test_of
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "posttrain"
@@ -96,3 +98,26 @@ def test_the_order_of_packages_is_the_one_that_imports_are_held_to(page: str) ->
     rows = [{name or "__init__" for name in names} for names in ast.literal_eval(layers)]
     there = {path.stem for path in SOURCE.iterdir()}
     assert [set(re.findall(r"\w+", row)) for row in printed.split(">")] == [row & there for row in rows]
+
+
+BY_RECIPE = {"algorithm", "model", "task", "world"}
+"""Sections whose options depend on the recipe, so that a list of flags cannot hold them all."""
+
+
+def joined(page: Path) -> str:
+    """The page, its commands without line ends."""
+    return page.read_text(encoding="utf-8").replace("\\\n", "")
+
+
+def test_a_command_that_a_page_has_typed_exists_with_its_flags_and_recipes() -> None:
+    flags = {each.name: {*each.flags} for each in completed().commands} | {"--version": set[str]()}
+    typed = [(page, line) for page in (*PROSE, *DOCS) for line in commands(joined(page))]
+    ours = [(page, shlex.split(line, comments=True)[1:]) for page, line in typed if line.startswith("posttrain ")]
+    assert len(ours) > 90
+    for page, words in ours:
+        name = next((name for name in (" ".join(words[:2]), words[0]) if name in flags), "")
+        assert name, f"{page}: posttrain {words[0]}: no such command"
+        given = [word.split("=")[0] for word in words if word.startswith("--") and word != name]
+        unknown = [flag for flag in given if flag not in flags[name] and flag[2:].split(".")[0] not in BY_RECIPE]
+        assert unknown == [], f"{page}: posttrain {' '.join(words)}"
+        assert all((ROOT / word).is_file() for word in words if word.startswith("recipes/")), f"{page}: {words}"

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from posttrain.viewer import line_files
+from posttrain.viewer.held_out_pages import measured
 from posttrain.viewer.kinds.pair_lines import PairLines
 from posttrain.viewer.metric_curves import MOST_POINTS, Drawn, curve_panels, extremes, line_of, seconds_by_stage
 from posttrain.viewer.metric_lines import MetricLines
+from posttrain.viewer.read_spans import text_spans
 from posttrain.viewer.score_lines import ScoreLines
 from tests.support.viewed_folders import add_line, ask, write_run
 
@@ -131,3 +133,29 @@ def test_curves_that_are_0_by_construction_are_left_out(
     metrics = metrics_file(tmp_path, [json.dumps({"step": step, **numbers}) for step in (1, 2)]).whole()
     found = {panel["panel"]: [line["name"] for line in panel["lines"]] for panel in curve_panels(metrics)}
     assert found == {"KL": ["to the reference"], **drawn}
+
+
+def test_accuracy_counts_as_many_completions_of_each_problem() -> None:
+    def row(problem: str, sample: int, judged: float | None, **other: object) -> dict[str, object]:
+        return {
+            "prompt_id": problem,
+            "sample": sample,
+            "judged": judged,
+            "draw": 0,
+            "evaluation": "after",
+            "greedy": False,
+            **other,
+        }
+
+    rows = [row("a", 0, 1.0), row("a", 1, 0.0), row("b", 0, 0.0), row("b", 1, None), row("a", 0, 1.0, greedy=True)]
+    more = [row("a", 2, 1.0), row("a", 3, 1.0)]  # for pass@8
+    found = measured([*rows, *more, row("b", 0, 1.0, evaluation="before")], 3, "after")
+    assert {name: each.right for name, each in found.items()} == {"a": (1, 2), "b": (0, 1)}
+
+
+@pytest.mark.parametrize("function", ["countdown", "strict_format", "graded_format"])
+def test_a_grader_that_reads_tags_marks_the_answer_between_them(function: str) -> None:
+    text = "<think>1+2=3</think> <answer>1 + 2</answer>"
+    (span,), notes = text_spans(text, {f"score/{function}": 1.0, f"outcome/{function}": "correct"}, {})
+    assert (text[span["start"] : span["end"]], span["function"], span["value"], notes) == ("1 + 2", function, 1.0, [])
+    assert text_spans("no tags", {f"score/{function}": 0.0}, {}) == ([], [])

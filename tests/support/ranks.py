@@ -50,13 +50,15 @@ def run_ranks(size: int, function: Callable[[int], Mapping[Any, Any]]) -> Mappin
         told = [found]
         while not results.empty():
             told.append(results.get())
-        raise RuntimeError("\n".join(told))
+        codes = {rank: process.exitcode for rank, process in enumerate(processes)}
+        raise RuntimeError("\n".join([*told, f"exit codes by rank (below 0: a signal): {codes}"]))
     read: Mapping[Any, Any] = torch.load(io.BytesIO(found))
     return read
 
 
 def _work(rank: int, size: int, port: int, function: Callable[[int], Mapping[Any, Any]], results: Any) -> None:
     torch.set_num_threads(1)
+    faulthandler.enable()  # of a rank that a signal ends
     faulthandler.dump_traceback_later(SECONDS / 2)  # of a rank that hangs
     try:
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)

@@ -19,7 +19,7 @@ from posttrain.viewer.response_types import Curves
 from posttrain.viewer.rollout_rows import PROMPT_CHARACTERS
 from posttrain.viewer.run_overview import run_entry
 
-COLUMNS = ("draw", "prompt_id", "evaluation", "greedy", "judged")
+COLUMNS = ("draw", "prompt_id", "sample", "evaluation", "greedy", "judged")
 Change = Literal["solved", "lost", "always", "unsolved", "never", ""]
 
 
@@ -65,11 +65,17 @@ def results_of(run: OpenedRun, faults: list[str]) -> tuple[list[HeldOutResults],
 
 
 def measured(rows: Sequence[Mapping[str, Any]], step: int, evaluation: str) -> dict[str, MeasuredProblem]:
-    """The problems of an evaluation, from its sampled completions."""
+    """The problems of an evaluation, by as many completions of each: some have more, for pass@8."""
+    sampled = [row for row in rows if row["evaluation"] == evaluation and not row["greedy"]]
+    held: dict[str, int] = {}
+    for row in sampled:
+        name = row["prompt_id"] or ""
+        held[name] = max(held.get(name, 0), 1 + (row["sample"] or 0))
+    common = min(held.values(), default=0)
     judged: dict[str, list[float]] = {}
     draws: dict[str, int] = {}
-    for row in rows:
-        if row["evaluation"] == evaluation and not row["greedy"] and row["judged"] is not None:
+    for row in sampled:
+        if row["judged"] is not None and (row["sample"] or 0) < common:
             judged.setdefault(row["prompt_id"] or "", []).append(row["judged"])
             draws[row["prompt_id"] or ""] = row["draw"]
     return {
@@ -155,10 +161,7 @@ def change(before: float | None, after: float | None, *, ever: bool) -> Change:
 
 
 def evaluation_entry(run: OpenedRun, results: HeldOutResults) -> HeldOutEvaluation:
-    """An evaluation with its accuracy and interval in metrics.jsonl, whose last line of a step counts.
-
-    Some problems have more completions, for pass@8; the accuracy counts as many of each.
-    """
+    """An evaluation with its mean; the interval is that of metrics.jsonl, whose last line of a step counts."""
     shares = [each.share for each in results.problems.values()]
     lines = run.metrics.whole().of_step(results.step)
     line = {} if not lines else lines[-1] if results.name == "after" else lines[0]
@@ -166,7 +169,7 @@ def evaluation_entry(run: OpenedRun, results: HeldOutResults) -> HeldOutEvaluati
     return HeldOutEvaluation(
         step=results.step,
         name=results.name,
-        accuracy=line.get("eval/accuracy_sampled", sum(shares) / len(shares) if shares else None),
+        accuracy=sum(shares) / len(shares) if shares else None,
         low=low,
         high=high,
         problems=len(shares),

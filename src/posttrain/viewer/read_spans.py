@@ -56,6 +56,7 @@ def program_place(text: str) -> Place | None:
 
 READS: dict[str, tuple[Literal["answer", "test"], Callable[[str], Place | None]]] = {
     **dict.fromkeys(("countdown", "countdown_last", "countdown_credit", "countdown_steps"), ("answer", answer_by_tags)),
+    **dict.fromkeys(("strict_format", "last_format", "line_format", "graded_format"), ("answer", answer_by_tags)),
     **dict.fromkeys(("math", "maths", "exact_match"), ("answer", final_answer)),
     **dict.fromkeys(("code", "code_course"), ("test", program_place)),
 }
