@@ -69,9 +69,10 @@ REMEDY = "Delete it and the folders of later phases, or use another folder for t
 
 def run_phases(phases: "Sequence[Phase]", folder: Path) -> str:
     """Run the unfinished phases and write phases.json and phases.md after each; returns the report."""
-    with sole_writer(folder), Progress() as progress:
+    with sole_writer(folder), Progress(len(phases), unit="phase") as progress:
         results: list[dict[str, Any]] = []
         earlier: dict[str, Phase] = {}
+        progress.start([])
         for phase in phases:
             config = phase.config(earlier)
             done = finished(phase, config)
@@ -84,6 +85,7 @@ def run_phases(phases: "Sequence[Phase]", folder: Path) -> str:
             of_phase = {"name": phase.name, "command": phase.command, "folder": str(phase.folder)}
             results.append({**of_phase, "summary": summary})
             earlier[phase.name] = phase
+            progress.step(len(results), {})
             rows = [HEADS, ["---"] * 3 + ["---:"] * 5, *(row for result in results for row in phase_rows(result))]
             report = "".join(f"| {' | '.join(row)} |\n" for row in rows)
             write_atomically(folder / "phases.json", (json.dumps(results, indent=1) + "\n").encode())
