@@ -18,34 +18,26 @@ from posttrain.models.forward import Completions
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.native import native_library
 from posttrain.models.native.native_decoder import native_decoder, native_refusal
-from posttrain.models.native.native_library import FLAGS, NativeUnavailable
 from posttrain.models.native.native_scoring import native_logprobs
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import SamplingParams
 from tests.support.accidents import Accident
+from tests.support.native_builds import BUILDS, use_build
 from tests.support.refusals import mentions
 from tests.support.runs import SHAPE, command, require_same, save_tiny_model, tiny_recipe
 from tests.support.tiny import some_prompts, tiny_policy
 
 KEY = StreamKey(4, "test", 2)
 IN_STEP_4 = Accident(moment="os.rename rollouts/.tmp-step-000004.parquet 1")
-BUILDS = {"this CPU": "-march=native", "AVX2": "-march=x86-64-v3", "plain C": "-march=x86-64"}
 ROUNDING = 1e-5
 """Of log-probs of tiny models in float32, in nats."""
-
-try:
-    native_library.native_library()
-except NativeUnavailable as missing:
-    pytest.skip(f"no native library: {missing}", allow_module_level=True)
 
 
 @pytest.fixture(params=BUILDS)
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The library as it is compiled for some CPU."""
-    flags = tuple(BUILDS[request.param] if flag.startswith("-march") else flag for flag in FLAGS)
-    library = native_library.native_library(flags)
-    monkeypatch.setattr("posttrain.models.native.native_decoder.native_library", lambda: library)
+    use_build(request.param, monkeypatch)
     return str(request.param)
 
 

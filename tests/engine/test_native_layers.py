@@ -11,12 +11,11 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.models.forward import Completions, ForwardNeeds, SharedPromptForward
 from posttrain.models.loading.description import policy_summary
 from posttrain.models.loading.model_folder import load_policy
-from posttrain.models.native import native_library
 from posttrain.models.native.native_layers import NativeForward, layers_refusal, training_forward
-from posttrain.models.native.native_library import FLAGS, NativeUnavailable
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions
 from posttrain.training.update import Objective
+from tests.support.native_builds import BUILDS, use_build
 from tests.support.refusals import mentions
 from tests.support.tiny import (
     SIX,
@@ -28,7 +27,6 @@ from tests.support.tiny import (
     tiny_policy,
 )
 
-BUILDS = {"this CPU": "-march=native", "AVX2": "-march=x86-64-v3", "plain C": "-march=x86-64"}
 MODELS: dict[str, tuple[str, dict[str, int]]] = {
     "heads 24 wide with norms": ("qwen3", {"hidden_size": 48, "intermediate_size": 80, "head_dim": 24}),
     "heads 128 wide, not grouped": (
@@ -41,19 +39,11 @@ MODELS: dict[str, tuple[str, dict[str, int]]] = {
 ROUNDING = 2e-6
 """Relative, of the gradient of a parameter in float32."""
 
-try:
-    native_library.native_library()
-except NativeUnavailable as missing:
-    pytest.skip(f"no native library: {missing}", allow_module_level=True)
-
 
 @pytest.fixture(params=BUILDS)
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The library as it is compiled for some CPU."""
-    flags = tuple(BUILDS[request.param] if flag.startswith("-march") else flag for flag in FLAGS)
-    library = native_library.native_library(flags)
-    for module in ("native_decoder", "native_layers"):
-        monkeypatch.setattr(f"posttrain.models.native.{module}.native_library", lambda: library)
+    use_build(request.param, monkeypatch)
     return str(request.param)
 
 
