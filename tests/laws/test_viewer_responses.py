@@ -19,6 +19,7 @@ from posttrain.viewer.step_pages import partings
 from posttrain.viewer.token_pieces import TokenPieces
 from posttrain.viewer.viewer_responses import OpenedRuns, viewer_response
 from tests.support.hostile_texts import HOSTILE
+from tests.support.viewed import with_texts
 from tests.support.viewed_folders import (
     END,
     add_line,
@@ -82,6 +83,16 @@ def test_hostile_texts_reach_the_page_as_they_are_with_each_token_in_its_place(t
     for piece, start, end in zip(page["completion"], offsets, offsets[1:], strict=False):
         assert piece["partial"] or piece["special"] or text[start:end] == piece["text"]
     assert ask(tmp_path, path="run/0/rows")["rows"][0]["completion"] == text[:400]
+
+
+def test_bytes_of_a_completion_that_are_not_text_are_written_out(tmp_path: Path) -> None:
+    run = with_texts(write_run(tmp_path / "run", 1), ["half \ud800 of a pair"], tmp_path / "damaged")
+    shown = r"half \xed\xa0\x80 of a pair"
+    assert ask(run, path="run/0/rows")["rows"][0]["completion"] == shown
+    assert ask(run, path="run/0/rows", text=r"\xed")["matches"] == 12
+    assert ask(run, path="run/0/rollout/rollouts/1/0/0")["completion_text"] == shown
+    for path in ("step/1", "group/rollouts/1/0", "problems", "overview"):
+        ask(run, path=f"run/0/{path}")
 
 
 def test_half_of_a_surrogate_pair_survives(tmp_path: Path) -> None:

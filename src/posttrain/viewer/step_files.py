@@ -146,11 +146,28 @@ class StepFile:
             return found
         try:
             with self._open() as file:
-                table = file.read_row_groups(groups, columns=wanted, use_threads=False)
+                table = with_valid_texts(file.read_row_groups(groups, columns=wanted, use_threads=False))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise Unreadable(self.label, f"damaged ({first_line(error)})") from error
         self._recent.hold(self, groups, table)
         return table
+
+
+def with_valid_texts(table: "pa.Table") -> "pa.Table":
+    """The table; bytes that are not UTF-8, such as half of a surrogate pair, are written out as \\xed."""
+    import pyarrow as pa
+    import pyarrow.types as kinds
+
+    for at, field in enumerate(table.schema):
+        if not (kinds.is_string(field.type) or kinds.is_large_string(field.type)):
+            continue
+        try:
+            table.column(at).validate(full=True)
+        except pa.ArrowInvalid:
+            raw = table.column(at).cast(pa.large_binary()).to_pylist()
+            texts = [None if each is None else each.decode("utf-8", "backslashreplace") for each in raw]
+            table = table.set_column(at, field.name, pa.array(texts, field.type))
+    return table
 
 
 def first_line(error: Exception) -> str:
