@@ -29,8 +29,8 @@ FIRST_STEPS = """Train language models by reward.  Three things to do first:
 """
 
 OPENMP_SPINS = "10000"
-"""Turns that an idle thread of torch waits for more work before it sleeps.  With GNU OpenMP's own count, these threads
-are in the way of the native kernel's (docs/decisions/027)."""
+"""How often an idle torch thread looks for work before it sleeps.  With GNU OpenMP's default, these threads keep the
+native kernel's threads waiting for a core (docs/decisions/027)."""
 MACHINE_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE}
 
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def let_threads_sleep_soon() -> None:
-    """Set `OPENMP_SPINS`, which is read once, when torch is loaded; a choice of the caller's stays."""
+    """Set `OPENMP_SPINS`, which torch reads when it is loaded.  What the caller has set stays."""
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)
 
