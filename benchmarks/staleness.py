@@ -62,7 +62,8 @@ def measured(options: argparse.Namespace, staleness: int, correction: bool, seed
         "countdown-tiny",
         algorithm=algorithm,
         task={"held_out_size": options.held_out},
-        update={"learning_rate": 1e-4, "warmup_steps": 5},
+        update={"learning_rate": 1e-4, "warmup_steps": 5, "epochs_per_step": options.epochs},
+        engine={"native": False},
         rollout={"max_staleness": staleness, "max_rows": options.rows or 256 * (1 + staleness)},
         evaluation={"every_steps": 0, "samples": options.samples},
         run={
@@ -87,6 +88,7 @@ def measured(options: argparse.Namespace, staleness: int, correction: bool, seed
         "steps": options.steps,
         "reward_seconds": options.reward_seconds,
         "at_once": options.at_once,
+        "epochs": options.epochs,
         "max_rows": config.rollout.max_rows,
         "steps_per_minute": 60 * (len(begun) - FILLED) / (begun[-1] - begun[FILLED - 1]),
         "cpu_seconds": time.process_time() - began,
@@ -115,21 +117,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=16, help=f"at least {FILLED + 1}")
     parser.add_argument("--held-out", type=int, default=512, help="held-out problems")
     parser.add_argument("--samples", type=int, default=8, help="held-out completions of each problem")
+    parser.add_argument("--epochs", type=int, default=1, help="passes of the update over a step: more make it longer")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--reward-seconds", type=float, default=1.0)
     parser.add_argument("--at-once", type=int, default=32)
     parser.add_argument("--rows", type=int, default=0, help="decoded together; 0 is 256 for each step under way")
     parser.add_argument("--correction", action="store_true", help="each run with K > 0 a second time, corrected")
     options = parser.parse_args()
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     lines: list[str] = []
     for seed, staleness in product(options.seeds, options.staleness):
         for correction in (False, True) if options.correction and staleness else (False,):
             with tempfile.TemporaryDirectory() as folder:
                 found = measured(options, staleness, correction, seed, Path(folder) / "run")
-            results.append(found)
             lines.append(shown(found))
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+            RESULTS.write_text(json.dumps([*results, found], indent=1) + "\n")
     print("\n".join(["", *lines]))
 
 

@@ -1,6 +1,6 @@
-"""Layers in C, forward and backward: gradients of the trainer in float64, the same bits on any number of threads."""
+"""Layers and output layer in C: gradients of the trainer in float64, the same bits on any number of threads."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,9 +11,15 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.models.forward import Completions, ForwardNeeds, SharedPromptForward
 from posttrain.models.loading.description import policy_summary
 from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.logprobs import token_logprobs
+from posttrain.models.model_outputs import OutputLayer
 from posttrain.models.native.native_layers import NativeForward, layers_refusal, training_forward
+from posttrain.models.native.native_output import native_token_logprobs
 from posttrain.models.policy import Policy
+from posttrain.models.shared_prompt.fused import gradients_in_place
+from posttrain.options.algorithm import CriticOptions
 from posttrain.options.model import ModelOptions
+from posttrain.training.critic import Critic
 from posttrain.training.update import Objective
 from tests.support.native_builds import BUILDS, use_build
 from tests.support.refusals import mentions
@@ -118,6 +124,106 @@ def test_it_is_as_near_to_float64_as_torch_is() -> None:
         return relative_distance(*vectors)
 
     assert error(found) <= max(1.5 * error(in_torch), ROUNDING)
+
+
+def logprobs_and_gradients(
+    of: Callable[[Tensor, Tensor, Tensor], Tensor], given: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype
+) -> list[Tensor]:
+    """Log-probs, and gradients of hidden states and matrix, of a weighted sum of log-probs."""
+    hidden, matrix = (tensor.detach().clone().to(dtype).requires_grad_() for tensor in given[:2])
+    logprobs = of(hidden, matrix, given[2])
+    (logprobs * torch.linspace(-1, 2, len(logprobs), dtype=dtype)).sum().backward()
+    assert hidden.grad is not None
+    assert matrix.grad is not None
+    return [logprobs.detach(), hidden.grad, matrix.grad]
+
+
+def in_torch(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    return token_logprobs(hidden, OutputLayer(matrix), targets, temperature=0.7)
+
+
+def natively(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    return native_token_logprobs(hidden, matrix, targets, 0.7)
+
+
+def output_layer_case(tokens: int, hidden: int, vocab: int, *, spread: float = 0.3) -> tuple[Tensor, Tensor, Tensor]:
+    dice = torch.Generator().manual_seed(tokens)
+    targets = torch.randint(0, vocab, (tokens,), generator=dice)
+    targets[0], targets[-1] = vocab - 1, 0
+    shown = torch.randn(tokens, hidden, generator=dice, dtype=torch.float64)
+    return shown, spread * torch.randn(vocab, hidden, generator=dice, dtype=torch.float64), targets
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "vocab"), [(1, 16, 5), (2, 48, 103), (300, 32, 997), (129, 16, 20_011)], ids=str
+)
+def test_an_output_layer_has_the_log_probs_and_gradients_of_torch(
+    tokens: int, hidden: int, vocab: int, build: str
+) -> None:
+    case = output_layer_case(tokens, hidden, vocab)
+    exact, other, found = (
+        logprobs_and_gradients(of, case, dtype)
+        for of, dtype in ((in_torch, torch.float64), (in_torch, torch.float32), (natively, torch.float32))
+    )
+    for name, right, by_torch, ours in zip(("log-probs", "hidden", "matrix"), exact, other, found, strict=True):
+        allowed = max(ROUNDING * right.norm().item(), 2 * (by_torch - right).norm().item())
+        assert (ours - right).norm().item() <= allowed, name
+
+
+def test_threads_change_no_bit_of_an_output_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, found = output_layer_case(600, 32, 5_000), []
+    for threads in (1, 2, 7):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        found.append(logprobs_and_gradients(natively, case, torch.float32))
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+def test_large_logits_overflow_nothing_and_one_that_is_not_finite_is_seen() -> None:
+    hidden, matrix, targets = output_layer_case(40, 16, 300, spread=200)
+    exact = logprobs_and_gradients(in_torch, (hidden, matrix, targets), torch.float64)
+    found = logprobs_and_gradients(natively, (hidden, matrix, targets), torch.float32)
+    assert relative_distance(found[0].double(), exact[0]) < 1e-6
+    matrix[299, 3] = torch.nan
+    assert natively(hidden.float(), matrix.float(), targets).isnan().all()
+    matrix[299, 3] = torch.inf
+    finite = in_torch(hidden, matrix, targets).isfinite()
+    assert 0 < finite.sum() < len(finite), "an infinite logit of either sign"
+    assert torch.equal(natively(hidden.float(), matrix.float(), targets).isfinite(), finite)
+
+
+@pytest.mark.parametrize("contiguous", [True, False], ids=["contiguous", "strided"])
+def test_a_gradient_in_place_is_added_to_what_is_there(contiguous: bool) -> None:
+    hidden, matrix, targets = output_layer_case(50, 32, 200)
+    expected = logprobs_and_gradients(natively, (hidden, matrix, targets), torch.float32)[2]
+    kept = matrix.float() if contiguous else matrix.float().T.contiguous().T
+    parameter = torch.nn.Parameter(kept)
+    parameter.grad = torch.ones_like(parameter)
+    shown = hidden.float().requires_grad_()
+    with gradients_in_place():
+        logprobs = natively(shown, parameter, targets)
+    (logprobs * torch.linspace(-1, 2, 50)).sum().backward()
+    assert relative_distance(parameter.grad - 1, expected) < 1e-5
+
+
+def test_a_critic_of_its_own_is_trained_as_by_torch() -> None:
+    policy = load_policy(ModelOptions(path="bundled"))
+    found = []
+    for each in (policy, replace(policy, native_reason=None)):
+        critic = Critic(each, CriticOptions(trunk="own", head="mlp"), seed=0)
+        assert critic.own_trunk is not None
+        assert isinstance(training_forward(critic.trunk), NativeForward) == (each is not policy)
+        torch.nn.init.constant_(critic.head.output.weight, 0.1)
+        batch = batch_of(SIX, SIX_ADVANTAGES, build_algorithm({"name": "grpo"}))
+        values = critic.values_of(batch)
+        (values * torch.linspace(-1, 2, len(values))).sum().backward()
+        gradient = {name: each.grad for name, each in critic.trunk.model.named_parameters() if each.grad is not None}
+        found.append((values.detach(), gradient))
+    (expected, of_torch), (values, of_kernel) = found
+    assert relative_distance(values, expected) < 1e-5
+    assert of_kernel.keys() == of_torch.keys()
+    vectors = [torch.cat([each[name].flatten() for name in of_torch]) for each in (of_kernel, of_torch)]
+    assert relative_distance(*vectors) < 2e-5
 
 
 def test_an_update_with_a_kl_is_that_of_torch() -> None:

@@ -16,5 +16,5 @@ def use_build(name: str, patch: pytest.MonkeyPatch) -> None:
     """Have decoder and layers call the library that is compiled for this CPU."""
     flags = tuple(BUILDS[name] if flag.startswith("-march") else flag for flag in FLAGS)
     library = native_library(flags)
-    for module in ("native_decoder", "native_layers"):
+    for module in ("native_decoder", "native_layers", "native_library"):
         patch.setattr(f"posttrain.models.native.{module}.native_library", lambda: library)

@@ -121,6 +121,11 @@ class ModelForward:
         """Hidden states that predict the sampled tokens."""
         raise NotImplementedError
 
+    def logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> Float[Tensor, " token"]:
+        """As `models.logprobs.token_logprobs`."""
+        layer = output_layer_of(self.model, self.compute_dtype)
+        return token_logprobs(hidden, layer, targets, temperature=temperature)
+
 
 class SharedPromptForward(ModelForward):
     """Computes each prompt once however many completions continue it, through `models.shared_prompt.decoder`."""
@@ -177,7 +182,7 @@ def token_parts(forward: ModelForward, hidden: Tensor, targets: Tensor, needs: F
 
     with torch.set_grad_enabled(needs.gradient and torch.is_grad_enabled()):
         if needs.logprobs:
-            logprobs = token_logprobs(hidden, output_layer(), targets, temperature=temperature)
+            logprobs = forward.logprobs(hidden, targets, temperature)
         divergences = {
             name: full_kl(hidden, output_layer(), other, temperature=temperature)
             for name, other in needs.divergences.items()

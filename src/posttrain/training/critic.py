@@ -28,6 +28,7 @@ from posttrain.models.loading.folder_kinds import is_classifier_folder
 from posttrain.models.loading.model_folder import load_beside
 from posttrain.models.loading.saving import require_loadable, save_policy, whole_folder
 from posttrain.models.model_outputs import trunk as without_output_layer
+from posttrain.models.native.native_layers import training_forward
 from posttrain.models.policy import Policy
 from posttrain.models.sharding import (
     loaded_by_first,
@@ -127,7 +128,8 @@ class Critic:
         return {"values": found[~is_end], "final_values": final}
 
     def _values(self, micro: Batch) -> Float[Tensor, " token"]:
-        found = self.trunk.forward.completion_logprobs(micro, ForwardNeeds(logprobs=False, values=self.values)).values
+        needs = ForwardNeeds(logprobs=False, values=self.values)
+        found = training_forward(self.trunk).completion_logprobs(micro, needs).values
         assert found is not None
         return found
 

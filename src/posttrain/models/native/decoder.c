@@ -169,39 +169,55 @@ static void forward(const Model *m, Work *w, int64_t rows, const int64_t *tokens
 
 /* --- drawing ------------------------------------------------------------------------------------------------------- */
 
-/* exp(logit - largest) in place; the sum of all in float64, and the largest. */
+/* exp(logit / temperature - largest) in place, and zeros in the rest of the last panel; the sum of all in float64, and the
+ * largest.  Each lane adds up its own. */
 INLINE double exponentials(float *logits, int64_t vocab, float temperature, float *largest) {
-    float most = -INFINITY;
-    for (int64_t v = 0; v < vocab; v++) {
-        logits[v] = logits[v] / temperature;
-        most = logits[v] > most ? logits[v] : most;
+    vec most = splat(-INFINITY);
+    wide totals = {0};
+    for (int64_t v = vocab; v < padded_to(vocab, PANEL); v++) logits[v] = -INFINITY;
+    for (int64_t v = 0; v < vocab; v += LANES) {
+        *(vec *)(logits + v) = *(vec *)(logits + v) / temperature;
+        most = larger(most, *(vec *)(logits + v));
     }
-    double total = 0;
-    for (int64_t v = 0; v < vocab; v += LANES) { /* there is room for a whole panel */
-        *(vec *)(logits + v) = exp_of(*(vec *)(logits + v) - most);
-        for (int64_t lane = v; lane < vocab && lane < v + LANES; lane++) total += logits[lane];
+    for (int lane = 1; lane < LANES; lane++) most[0] = most[lane] > most[0] ? most[lane] : most[0];
+    for (int64_t v = 0; v < vocab; v += LANES) {
+        vec some = exp_of(*(vec *)(logits + v) - most[0]);
+        *(vec *)(logits + v) = some;
+        totals += __builtin_convertvector(some, wide);
     }
-    *largest = most;
-    return total;
+    for (int lane = 1; lane < LANES; lane++) totals[0] += totals[lane];
+    *largest = most[0];
+    return totals[0];
+}
+
+/* The first token whose cumulative weight exceeds `target`; without one, the last that has a weight. */
+INLINE int64_t reached(const float *weights, int64_t vocab, double target) {
+    double sum = 0;
+    for (int64_t first = 0; first < vocab; first += AT_ONCE * PANEL) {
+        int64_t end = smaller(first + AT_ONCE * PANEL, vocab);
+        wide sums = {0};
+        for (int64_t v = first; v < end; v += LANES) sums += __builtin_convertvector(*(vec *)(weights + v), wide);
+        for (int lane = 1; lane < LANES; lane++) sums[0] += sums[lane];
+        if (sum + sums[0] <= target) {
+            sum += sums[0];
+            continue;
+        }
+        for (int64_t v = first; v < end; v++)
+            if ((sum += weights[v]) > target) return v;
+    }
+    int64_t last = vocab - 1;
+    while (last && !(weights[last] > 0)) last--;
+    return last;
 }
 
 /* The first token whose cumulative weight exceeds u of the total, or the likeliest; and its log-prob in nats. */
 INLINE int64_t draw(float *logits, const Decoding *d, int64_t vocab, double uniform, double *logprob) {
     float largest;
-    int64_t best = 0, token = -1, last = 0;
+    int64_t token = 0;
     for (int64_t i = 0; i < d->num_suppressed; i++) logits[d->suppressed[i]] = -INFINITY;
-    for (int64_t v = 1; d->greedy && v < vocab; v++) best = logits[v] > logits[best] ? v : best;
-    double total = exponentials(logits, vocab, d->temperature, &largest), sum = 0, target = uniform * total;
-    if (d->greedy) {
-        token = best;
-    } else {
-        for (int64_t v = 0; v < vocab && token < 0; v++) {
-            sum += logits[v];
-            if (logits[v] > 0) last = v;
-            if (sum > target) token = v;
-        }
-        if (token < 0) token = last;
-    }
+    for (int64_t v = 1; d->greedy && v < vocab; v++) token = logits[v] > logits[token] ? v : token;
+    double total = exponentials(logits, vocab, d->temperature, &largest);
+    if (!d->greedy) token = reached(logits, vocab, uniform * total);
     *logprob = isfinite(largest) && isfinite(total) ? log(logits[token] / total) : NAN;
     return token;
 }
@@ -212,11 +228,11 @@ static int64_t padded_vocab(const Model *m) { return (m->vocab + PANEL - 1) / PA
 
 enum { NUM_ARRAYS = 7 };
 
-/* Share `all` among the arrays; returns how many floats they take. */
+/* Share `all` among the arrays of some rows; returns how many floats they take. */
 static int64_t share(const Model *m, int64_t rows, int64_t longest, float *all, Work *w) {
     int64_t pages = (longest + PAGE) / PAGE + 1, whole = 0;
     int64_t sizes[] = {rows * m->hidden, rows * m->hidden, rows * (m->heads + 2 * m->kv_heads) * m->width,
-                       rows * m->heads * m->width, rows * m->inner, 2 * pages * PAGE, rows * padded_vocab(m)};
+                       rows * m->heads * m->width, rows * m->inner, 2 * pages * PAGE, smaller(rows, CHUNK) * padded_vocab(m)};
     float **arrays[] = {&w->x, &w->normed, &w->qkv, &w->attended, &w->inner, &w->scores, &w->logits};
     for (int i = 0; i < NUM_ARRAYS; whole += (sizes[i++] + 2 * PANEL + 15) / 16 * 16) *arrays[i] = all + whole;
     return whole;
@@ -262,27 +278,31 @@ static void decode_chunk(const Model *m, const Decoding *d, Work *w, int64_t fir
     }
 }
 
-/* Log-probs of a sequence's tokens, a chunk after the other. */
+/* Log-probs of the wanted tokens among `count` that were run. */
+static void score_tokens(const Model *m, const Scoring *s, const Work *w, int64_t first, int64_t count) {
+    int64_t any = 0, stride = padded_vocab(m);
+    for (int64_t i = 0; i < count; i++) any |= s->wanted[first + i] >= 0;
+    for (int64_t i = 0; any && i < count; i++) {
+        if (i % CHUNK == 0)
+            product(smaller(CHUNK, count - i), w->normed + i * m->hidden, m->hidden, m->head, NULL, w->logits, stride, STORE);
+        int64_t token = s->wanted[first + i];
+        if (token < 0) continue;
+        float largest, *logits = w->logits + i % CHUNK * stride;
+        double own = logits[token] / s->temperature, total = exponentials(logits, m->vocab, s->temperature, &largest);
+        s->logprobs[first + i] = own - largest - log(total);
+    }
+}
+
+/* Log-probs of a sequence's tokens, LONG of them after the others. */
 static void score_sequence(const Model *m, const Scoring *s, Work *w, int64_t sequence) {
-    float *const *pages[CHUNK];
-    int64_t positions[CHUNK], stride = padded_vocab(m), end = s->starts[sequence + 1];
-    for (int64_t i = 0; i < CHUNK; i++) pages[i] = s->pages + sequence * s->max_pages;
-    for (int64_t first = s->starts[sequence]; first < end; first += CHUNK) {
-        int64_t count = end - first < CHUNK ? end - first : CHUNK, any = 0;
-        for (int64_t i = 0; i < count; i++) {
-            positions[i] = s->cached[sequence] + first - s->starts[sequence] + i;
-            any |= s->wanted[first + i] >= 0;
-        }
+    float *const *pages[LONG];
+    int64_t positions[LONG], end = s->starts[sequence + 1];
+    for (int64_t i = 0; i < LONG; i++) pages[i] = s->pages + sequence * s->max_pages;
+    for (int64_t first = s->starts[sequence]; first < end; first += LONG) {
+        int64_t count = smaller(LONG, end - first);
+        for (int64_t i = 0; i < count; i++) positions[i] = s->cached[sequence] + first - s->starts[sequence] + i;
         forward(m, w, count, s->tokens + first, positions, pages);
-        if (!any) continue;
-        product(count, w->normed, m->hidden, m->head, NULL, w->logits, stride, STORE);
-        for (int64_t i = 0; i < count; i++) {
-            int64_t token = s->wanted[first + i];
-            if (token < 0) continue;
-            float largest, *logits = w->logits + i * stride;
-            double own = logits[token] / s->temperature, total = exponentials(logits, m->vocab, s->temperature, &largest);
-            s->logprobs[first + i] = own - largest - log(total);
-        }
+        score_tokens(m, s, w, first, count);
     }
 }
 
@@ -318,7 +338,7 @@ int decode(const Model *model, const Decoding *decoding, int64_t longest, int64_
 }
 
 int score(const Model *model, const Scoring *scoring, int64_t longest, int64_t num_threads) {
-    Rows rows = {model, NULL, scoring, CHUNK, longest};
+    Rows rows = {model, NULL, scoring, LONG, longest};
     return run(&rows, scoring->num_sequences, num_threads);
 }
 

@@ -16,9 +16,10 @@ enum { LANES = 8, TILE = 6 };
 #else
 enum { LANES = 4, TILE = 6 };
 #endif
-enum { PANEL = 2 * LANES, PAGE = 16, CHUNK = 24, VECTORS = PAGE / LANES, AT_ONCE = 4 };
+enum { PANEL = 2 * LANES, PAGE = 16, CHUNK = 24, LONG = 96, VECTORS = PAGE / LANES, AT_ONCE = 4, NEAR = 256, FAR = 512 };
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef double wide __attribute__((vector_size(8 * LANES), aligned(8), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 #define SHARED static __attribute__((noinline, unused))
@@ -57,7 +58,7 @@ INLINE float sum_of(vec x) {
 
 /* --- products: rows of a times panels of PANEL columns ------------------------------------------------------------- */
 
-enum Epilogue { STORE, ADD, GATED };
+enum Epilogue { STORE, ADD, GATED, CONTINUE }; /* CONTINUE goes on with the sums in c */
 
 /* One tile: `rows` rows by `vectors` vectors of columns; both are constants wherever this is expanded.
  *
@@ -66,8 +67,9 @@ INLINE void tile(int rows, int vectors, const float *a, int64_t lda, int64_t ste
                  int64_t inputs, const float *bias, float *c, int64_t ldc, int64_t columns, enum Epilogue epilogue) {
     vec low[TILE], high[TILE];
     for (int row = 0; row < rows; row++) {
-        low[row] = bias ? *(const vec *)bias : splat(0);
-        high[row] = bias ? *(const vec *)(bias + LANES) : splat(0);
+        const float *from = epilogue == CONTINUE ? c + row * ldc : bias;
+        low[row] = from ? *(const vec *)from : splat(0);
+        high[row] = from && vectors == 2 ? *(const vec *)(from + LANES) : splat(0);
     }
     for (int64_t k = 0; k < inputs; k++) {
         vec left = *(const vec *)(panel + k * stride), right = vectors == 2 ? *(const vec *)(panel + k * stride + LANES) : left;
@@ -113,7 +115,7 @@ SHARED void product(int64_t rows, const float *a, int64_t inputs, const float *p
     for (; row + count <= rows; row += count)                                                                           \
         tile(count, 2, a + row * inputs, inputs, 1, panels, PANEL, inputs, own, c + row * outputs + column, outputs,    \
              left, epilogue);
-        SOME(TILE) SOME(3) SOME(1)
+        SOME(TILE) SOME(4) SOME(2) SOME(1)
 #undef SOME
     }
 }
@@ -126,19 +128,28 @@ typedef struct {
 /* c = a . b, or added to c.  Columns are a multiple of LANES; `ldb` and `ldc` are floats to the next row. */
 SHARED void multiply(int64_t rows, int64_t inputs, int64_t columns, Left a, const float *b, int64_t ldb, float *c,
                      int64_t ldc, enum Epilogue epilogue) {
-    for (int64_t column = 0; column < columns; column += PANEL) {
-        int64_t row = 0, whole = columns - column >= PANEL;
+    float packed[NEAR * PANEL];
+    int64_t packs = rows >= 4 * TILE && ldb >= FAR && (epilogue == STORE || inputs <= NEAR), most = packs ? NEAR : inputs + !inputs;
+    for (int64_t column = 0; column < columns; column += PANEL)
+        for (int64_t k = 0; !k || k < inputs; k += most) { /* without inputs, c = 0 */
+            int64_t row = 0, depth = smaller(most, inputs - k), whole = columns - column >= PANEL, stride = ldb;
+            const float *panel = b + k * ldb + column;
+            enum Epilogue how = k ? CONTINUE : epilogue;
+            if (packs && whole) { /* rows that are far from each other come near */
+                for (int64_t i = 0; i < depth; i++) memcpy(packed + i * PANEL, panel + i * ldb, 4 * PANEL);
+                panel = packed, stride = PANEL;
+            }
 #define SOME(count, vectors)                                                                                            \
     for (; row + count <= rows; row += count)                                                                           \
-        tile(count, vectors, a.at + row * a.row, a.row, a.column, b + column, ldb, inputs, NULL, c + row * ldc + column, \
-             ldc, PANEL, epilogue);
-        if (whole) {
-            SOME(TILE, 2) SOME(3, 2) SOME(1, 2)
-        } else {
-            SOME(TILE, 1) SOME(3, 1) SOME(1, 1)
-        }
+        tile(count, vectors, a.at + row * a.row + k * a.column, a.row, a.column, panel, stride, depth, NULL,            \
+             c + row * ldc + column, ldc, PANEL, how);
+            if (whole) {
+                SOME(TILE, 2) SOME(4, 2) SOME(2, 2) SOME(1, 2)
+            } else {
+                SOME(TILE, 1) SOME(4, 1) SOME(2, 1) SOME(1, 1)
+            }
 #undef SOME
-    }
+        }
 }
 
 /* --- the parts of a layer ------------------------------------------------------------------------------------------ */

@@ -12,7 +12,7 @@
  * needs widths that are multiples of 16. */
 #include "kernel.h"
 
-enum { BLOCK = 96, SLAB = 96, DEPTH = 128 };
+enum { BLOCK = 96, SLAB = 96, DEPTH = 256 };
 
 /* --- norms --------------------------------------------------------------------------------------------------------- */
 

@@ -4,9 +4,8 @@ Each function keeps what its gradient needs and nothing in between: a layer's in
 and values, what attention returns, and the MLP's gate and up.
 """
 
-import ctypes
-from collections.abc import Mapping, Sequence
-from ctypes import Structure, byref, c_float, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import Structure, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +14,10 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from posttrain.models.forward import ForwardPass, SharedPromptForward
+from posttrain.models.model_outputs import output_layer_of
 from posttrain.models.native.native_decoder import joined_layers, native_refusal, padded_bias, weight_panels
-from posttrain.models.native.native_library import native_library
+from posttrain.models.native.native_library import native_library, run_natively
+from posttrain.models.native.native_output import native_token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.attention import PackedAttention, PackedLayout
 from posttrain.models.shared_prompt.decoder import Angles, Attend, Decoder, DecoderLayer
@@ -136,11 +137,15 @@ def training_forward(policy: Policy) -> ForwardPass:
 
 
 class NativeForward(SharedPromptForward):
-    """The shared-prompt forward pass with layers in C."""
+    """The shared-prompt forward pass with layers and output layer in C."""
 
     def __init__(self, model: torch.nn.Module, compute_dtype: torch.dtype) -> None:
         super().__init__(model, compute_dtype)  # type: ignore[arg-type]
         self.decoder = NativeLayers(self.model, compute_dtype)
+
+    def logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        matrix = output_layer_of(self.model, self.compute_dtype).matrix
+        return native_token_logprobs(hidden, matrix, targets, temperature)
 
 
 class NativeLayers(Decoder):
@@ -188,7 +193,7 @@ class _Mlp(torch.autograd.Function):
         call = MlpCall(tokens=len(x), hidden=x.shape[1], inner=down.shape[1], eps=eps)
         kept, y = x.new_empty(len(x), len(gate_up)), torch.empty_like(x)
         given = {"x": x, "norm": norm, "gate_up_panels": _panels(gate_up), "down_panels": _panels(down)}
-        _run("mlp_forward", call, given | {"gate_up": kept, "y": y})
+        run_natively("mlp_forward", call, given | {"gate_up": kept, "y": y})
         ctx.save_for_backward(x, norm, gate_up, down, kept)
         ctx.eps = eps  # type: ignore[attr-defined]
         return y
@@ -201,7 +206,7 @@ class _Mlp(torch.autograd.Function):
         gated, d_norm = x.new_empty(len(x), down.shape[1]), _by_block(x, x.shape[1])
         given = {"x": x, "norm": norm, "gate_up_weight": gate_up, "down_weight": down, "gate_up": kept, "dy": dy}
         made = {"dx": dx, "normed": normed, "d_gate_up": d_gate_up, "gated": gated, "d_norm": d_norm}
-        _run("mlp_backward", call, given | made)
+        run_natively("mlp_backward", call, given | made)
         _, of_norm, of_gate_up, of_down, _ = ctx.needs_input_grad  # type: ignore[attr-defined]
         return (
             dx,
@@ -225,7 +230,7 @@ class _Inputs(torch.autograd.Function):
         raw = None if head_norm is None else torch.empty_like(qkv)
         given = {"x": x, "norm": norm, "head_norm": head_norm, "panels": _panels(weight)}
         given |= {"bias": _bias_panels(bias), "cos": heads.cos, "sin": heads.sin}
-        _run("inputs_forward", _inputs_call(x, heads), given | {"raw": raw, "qkv": qkv})
+        run_natively("inputs_forward", _inputs_call(x, heads), given | {"raw": raw, "qkv": qkv})
         ctx.save_for_backward(x, norm, head_norm, weight, raw)  # type: ignore[arg-type]
         ctx.heads = heads  # type: ignore[attr-defined]
         return qkv
@@ -239,7 +244,7 @@ class _Inputs(torch.autograd.Function):
         given = {"x": x, "norm": norm, "head_norm": head_norm, "weight": weight, "raw": raw}
         given |= {"cos": heads.cos, "sin": heads.sin, "d_qkv": d_qkv}
         made = {"dx": dx, "normed": normed, "d_raw": d_raw, "d_norm": d_norm, "d_head_norm": d_head_norm}
-        _run("inputs_backward", _inputs_call(x, heads), given | made)
+        run_natively("inputs_backward", _inputs_call(x, heads), given | made)
         _, _, of_norm, of_heads, of_weight, of_bias = ctx.needs_input_grad  # type: ignore[attr-defined]
         dw, db = _weight_gradient(d_raw, normed, with_bias=of_bias) if of_weight or of_bias else (None, None)
         found_heads = d_head_norm[0].view_as(head_norm) if of_heads and d_head_norm is not None else None
@@ -252,7 +257,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, qkv: Tensor, sequences: Sequences, heads: Heads) -> Tensor:
         out = qkv.new_empty(len(qkv), heads.heads * heads.width)
-        _run("attention", _attention_call(sequences, heads), {"qkv": qkv, "out": out})
+        run_natively("attention", _attention_call(sequences, heads), {"qkv": qkv, "out": out})
         ctx.save_for_backward(qkv)
         ctx.sequences, ctx.heads = sequences, heads  # type: ignore[attr-defined]
         return out
@@ -262,7 +267,7 @@ class _Attention(torch.autograd.Function):
         (qkv,) = ctx.saved_tensors  # type: ignore[attr-defined]
         d_qkv = torch.empty_like(qkv)
         call = _attention_call(ctx.sequences, ctx.heads)  # type: ignore[attr-defined]
-        _run("attention", call, {"qkv": qkv, "d_out": d_out, "d_qkv": d_qkv})
+        run_natively("attention", call, {"qkv": qkv, "d_out": d_out, "d_qkv": d_qkv})
         return d_qkv, None, None
 
 
@@ -272,7 +277,9 @@ class _Added(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y, call = torch.empty_like(x), AddedCall(tokens=len(x), inputs=a.shape[1], outputs=x.shape[1])
-        _run("added_forward", call, {"x": x, "a": a, "panels": _panels(weight), "bias": _bias_panels(bias), "y": y})
+        run_natively(
+            "added_forward", call, {"x": x, "a": a, "panels": _panels(weight), "bias": _bias_panels(bias), "y": y}
+        )
         ctx.save_for_backward(a, weight)
         return y
 
@@ -280,7 +287,7 @@ class _Added(torch.autograd.Function):
     def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
         a, weight = ctx.saved_tensors  # type: ignore[attr-defined]
         da, call = torch.empty_like(a), AddedCall(tokens=len(a), inputs=a.shape[1], outputs=len(weight))
-        _run("added_backward", call, {"weight": weight, "dy": dy, "da": da})
+        run_natively("added_backward", call, {"weight": weight, "dy": dy, "da": da})
         _, _, of_weight, of_bias = ctx.needs_input_grad  # type: ignore[attr-defined]
         return dy, da, *(_weight_gradient(dy, a, with_bias=of_bias) if of_weight or of_bias else (None, None))
 
@@ -312,17 +319,8 @@ def _weight_gradient(
     """The gradients of W and b in W · x + b."""
     dw, db = dy.new_zeros(dy.shape[1], x.shape[1]), dy.new_zeros(dy.shape[1]) if with_bias else None
     call = WeightGradientCall(tokens=len(x), outputs=dy.shape[1], inputs=x.shape[1])
-    _run("weight_gradient", call, {"dy": dy, "x": x, "dw": dw, "db": db})
+    run_natively("weight_gradient", call, {"dy": dy, "x": x, "dw": dw, "db": db})
     return dw, db
-
-
-def _run(name: str, call: Structure, tensors: Mapping[str, Tensor | None]) -> None:
-    """Call a function of the library on tensors by the names of its record."""
-    held = {field: tensor.detach().contiguous() for field, tensor in tensors.items() if tensor is not None}
-    for field, tensor in held.items():
-        setattr(call, field, tensor.data_ptr())
-    if getattr(native_library(), name)(byref(call), ctypes.c_int64(torch.get_num_threads())):
-        raise MemoryError("not enough memory for the layers of a native update")
 
 
 def _panels(matrix: Tensor) -> Tensor:

@@ -13,12 +13,15 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 SHARED = Path(__file__).with_name("kernel.h")
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("decoder.c", "layers.c", "attention.c"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("decoder.c", "layers.c", "attention.c", "output.c"))
 FLAGS = ("-O3", "-march=native", "-std=c11", "-ffp-contract=fast", "-shared", "-fPIC")
 COMPILE_SECONDS = 120
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -50,6 +53,15 @@ def native_library(flags: Sequence[str] = FLAGS) -> ctypes.CDLL:
             raise NativeUnavailable(f"it cannot be written or loaded ({error})") from error
         finally:
             shutil.rmtree(private, ignore_errors=True)  # the mapped file stays until the process ends
+
+
+def run_natively(name: str, call: ctypes.Structure, tensors: Mapping[str, Tensor | None]) -> None:
+    """Call a function of the library on tensors by the names of its record.  What it writes must be contiguous."""
+    held = {field: tensor.detach().contiguous() for field, tensor in tensors.items() if tensor is not None}
+    for field, tensor in held.items():
+        setattr(call, field, tensor.data_ptr())
+    if getattr(native_library(), name)(ctypes.byref(call), ctypes.c_int64(torch.get_num_threads())):
+        raise MemoryError("not enough memory for the layers of a native update")
 
 
 def cache_folder() -> Path:
