@@ -18,6 +18,7 @@ import torch  # noqa: F401 — before the fork, so that no child pays for it
 import yaml
 
 ROOT = Path(__file__).parents[1]
+ASSETS = "src/posttrain/assets"
 CHOSEN: dict[str, dict[str, list]] = yaml.safe_load(
     (ROOT / "tests" / "data" / "chosen_mutants.yaml").read_text(encoding="utf-8")
 )
@@ -53,6 +54,7 @@ def main() -> int:
         ignore = shutil.ignore_patterns("__pycache__", "assets")
         for part in ("src", "tests"):
             shutil.copytree(ROOT / part, folder / part, ignore=ignore)
+        (folder / ASSETS).symlink_to(ROOT / ASSETS)
         shutil.copy(ROOT / "pyproject.toml", folder)
         chosen = [mutant for mutant in MUTANTS if len(sys.argv) == 1 or mutant[0] in sys.argv[1:]]
         assert tests_pass(folder, sorted({test for mutant in chosen for test in TESTS[mutant[0]]})), "fails unchanged"

@@ -17,7 +17,7 @@ from posttrain.generation.request import Continuation, Request, Sampled, StreamK
 from posttrain.models.forward import Completions
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.native import native_library
-from posttrain.models.native.native_decoder import native_decoder, native_refusal
+from posttrain.models.native.native_decoder import DrawRequest, native_decoder, native_refusal
 from posttrain.models.native.native_scoring import native_logprobs
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions
@@ -41,9 +41,9 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return str(request.param)
 
 
-def float32(family: str) -> Policy:
+def float32(family: str, **shape: object) -> Policy:
     torch.set_num_threads(1)
-    return replace(tiny_policy(family, torch.float32), native_reason=None)
+    return replace(tiny_policy(family, torch.float32, **shape), native_reason=None)
 
 
 def bundled() -> Policy:
@@ -94,6 +94,38 @@ def test_tokens_are_those_of_torch(family: str, how: dict[str, object], build: s
         assert mine.cut_logprobs == pytest.approx(other.cut_logprobs, abs=ROUNDING)
 
 
+def test_draws_from_many_tokens_are_those_of_torch(build: str) -> None:
+    policy = float32("qwen3", vocab_size=1_003)
+    request = Request(sampling=SamplingParams(temperature=0.8), key=KEY, suppressed=(5, 900))
+    ours, theirs = (sampled(policy, request, continuations(), native=native) for native in (True, False))
+    assert [each.tokens for each in ours] == [each.tokens for each in theirs]
+    assert max(token for each in ours for token in each.tokens) > 900
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=ROUNDING)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.37, 1.0 - 2.0**-53])
+def test_a_token_without_weight_is_never_drawn(uniform: float, build: str) -> None:
+    """All tokens but three have a weight of 0: the first one, one in the middle and the last ones among them."""
+    decoder, possible = native_decoder(float32("qwen3", vocab_size=1_003)), {200, 201, 640}
+    assert decoder is not None
+    request = DrawRequest(
+        given=torch.zeros(1, 1, dtype=torch.long),
+        num_given=torch.zeros(1, dtype=torch.long),
+        uniforms=torch.full((1, 1), uniform, dtype=torch.float64),
+        limits=torch.ones(1, dtype=torch.long),
+        stops=torch.zeros(0, dtype=torch.long),
+        temperature=1.0,
+        greedy=False,
+        suppressed=torch.tensor([token for token in range(1_003) if token not in possible]),
+    )
+    pages = decoder.new_pages(1)
+    drawn = decoder.draw(torch.tensor([3]), torch.tensor([0]), torch.tensor([pages.addresses]), request)
+    expected = {0.0: 200, 1.0 - 2.0**-53: 640}
+    assert int(drawn.tokens) == expected.get(uniform, int(drawn.tokens))
+    assert int(drawn.tokens) in possible
+
+
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = bundled()
     request, found = Request(sampling=SamplingParams(), key=KEY), list[list[Sampled]]()
@@ -113,14 +145,14 @@ def scored(policy: Policy, batch: Completions, temperature: float = 1.0) -> torc
 def test_scores_are_those_of_the_trainer_in_float64(family: str, build: str) -> None:
     dice = torch.Generator().manual_seed(0)
     prompts = [prompt.tokens for prompt in some_prompts((1, 16, 17, 30))]
-    lengths = (1, 2, 15, 16, 17, 33, 24, 5)
+    lengths, longer = (1, 2, 15, 16, 17, 33, 105, 5), {"max_position_embeddings": 256}
     tokens = [tuple(torch.randint(0, 20, (length,), generator=dice).tolist()) for length in lengths]
     mask = torch.rand(sum(lengths), generator=dice) < 0.7
     for sampled_ones in (None, mask):
         batch = Completions(prompts, tokens, [0, 0, 1, 1, 2, 2, 3, 3], sampled=sampled_ones)
         with torch.no_grad():
-            exact = tiny_policy(family).completion_logprobs(batch, temperature=0.8)
-        assert scored(float32(family), batch, 0.8).tolist() == pytest.approx(exact.tolist(), abs=ROUNDING)
+            exact = tiny_policy(family, **longer).completion_logprobs(batch, temperature=0.8)
+        assert scored(float32(family, **longer), batch, 0.8).tolist() == pytest.approx(exact.tolist(), abs=ROUNDING)
 
 
 def test_the_kernel_is_as_near_to_float64_as_torch_is() -> None:

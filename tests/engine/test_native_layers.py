@@ -40,6 +40,7 @@ MODELS: dict[str, tuple[str, dict[str, int]]] = {
         {"hidden_size": 32, "intermediate_size": 48, "head_dim": 128, "num_attention_heads": 2},
     ),
     "biases of all four": ("llama", {"hidden_size": 128, "intermediate_size": 112}),
+    "wider than what is near": ("qwen3", {"hidden_size": 528, "intermediate_size": 560, "head_dim": 64}),
     "three heads share a key": ("qwen2", {"hidden_size": 96, "intermediate_size": 64, "num_attention_heads": 6}),
 }
 ROUNDING = 2e-6

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from posttrain.rewards.exact_match import final_text
 from posttrain.viewer import line_files
 from posttrain.viewer.held_out_pages import measured
 from posttrain.viewer.kinds.pair_lines import PairLines
@@ -159,3 +160,22 @@ def test_a_grader_that_reads_tags_marks_the_answer_between_them(function: str) -
     (span,), notes = text_spans(text, {f"score/{function}": 1.0, f"outcome/{function}": "correct"}, {})
     assert (text[span["start"] : span["end"]], span["function"], span["value"], notes) == ("1 + 2", function, 1.0, [])
     assert text_spans("no tags", {f"score/{function}": 0.0}, {}) == ([], [])
+
+
+@pytest.mark.parametrize("function", ["exact_match", "generated"])
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("<think>\\boxed{5}</think> so \\boxed{ 7 } <answer> 6 </answer>, not 6", "6"),
+        ("<think><answer>5</answer></think> it is \\boxed{\\frac{1}{2}}, not 5", "\\frac{1}{2}"),
+        ("<think>5</think>\n 5 apples\n", "5 apples"),
+        ("<think>5 and so on", None),
+    ],
+    ids=["tags", "box", "everything", "only thinking"],
+)
+def test_the_mark_is_what_the_grader_reads(function: str, text: str, read: str | None) -> None:
+    row = {f"score/{function}": 1.0, f"outcome/{function}": "correct"}
+    spans, _ = text_spans(text, row, {})
+    assert final_text(text, cut_off=False) == read
+    assert [text[span["start"] : span["end"]] for span in spans] == ([] if read is None else [read])
+    assert text_spans("everything", {**row, f"outcome/{function}": "truncated"}, {})[0] == []

@@ -3,7 +3,10 @@
 python benchmarks/trl/ppo/_ppo_ours.py JOB.json
 """
 
+import os
 import sys
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command sets it, before torch is loaded
 
 from _ppo_job import PpoJob
 from _vs_trl_steps import serve
@@ -12,7 +15,7 @@ from _vs_trl_wire import Wire
 from posttrain.config import Config
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
-from posttrain.options.rollout import RolloutOptions
+from posttrain.options.rollout import InProcessOptions, RolloutOptions
 from posttrain.options.training import RunOptions, UpdateOptions
 from posttrain.training.session import open_session
 
@@ -35,6 +38,7 @@ def config_of(job: PpoJob) -> Config:
             "kl": {"coefficient": job.kl_coefficient, "estimator": "k1", "place": "reward"},
             "largest_epoch_kl": None,  # TRL takes every update
         },
+        engine=InProcessOptions(native=True),
         rollout=RolloutOptions(
             prompts_per_step=job.prompts_per_step,
             group_size=1,

@@ -11,10 +11,14 @@ from posttrain.rewards.parsing.tags import (
     ANSWER,
     BOXED,
     END_ANSWER,
+    END_THINK,
     THINK,
+    after_thinking,
     answer_in,
     answer_lines,
     answer_text,
+    last_answer,
+    last_boxed,
     program_in,
 )
 from posttrain.runs.progress import visible
@@ -48,6 +52,19 @@ def final_answer(text: str) -> Place | None:
     return None
 
 
+def closing_answer(text: str) -> Place | None:
+    """After the thinking: the last answer in tags, else the last box, else everything."""
+    start, after = text.rfind(END_THINK) + len(END_THINK) if END_THINK in text else 0, after_thinking(text)
+    if (found := last_answer(after)) is not None:
+        before, behind = ANSWER, END_ANSWER
+    elif (found := last_boxed(after)) is not None:
+        before, behind = "{", "}"
+    else:
+        found, before, behind = after, "", ""
+    start += after.rfind(before + found + behind) + len(before) + len(found) - len(found.lstrip())
+    return (start, start + len(found.strip())) if found.strip() else None
+
+
 def program_place(text: str) -> Place | None:
     found = program_in(text)
     at = -1 if not found else text.rfind(found)
@@ -57,7 +74,8 @@ def program_place(text: str) -> Place | None:
 READS: dict[str, tuple[Literal["answer", "test"], Callable[[str], Place | None]]] = {
     **dict.fromkeys(("countdown", "countdown_last", "countdown_credit", "countdown_steps"), ("answer", answer_by_tags)),
     **dict.fromkeys(("strict_format", "last_format", "line_format", "graded_format"), ("answer", answer_by_tags)),
-    **dict.fromkeys(("math", "maths", "exact_match"), ("answer", final_answer)),
+    **dict.fromkeys(("math", "maths"), ("answer", final_answer)),
+    **dict.fromkeys(("exact_match", "generated"), ("answer", closing_answer)),
     **dict.fromkeys(("code", "code_course"), ("test", program_place)),
 }
 """By reward function: what its span is, and where it is."""
@@ -72,7 +90,8 @@ def text_spans(graded: str, row: Mapping[str, Any], details: Mapping[str, object
         outcome, said = row.get(f"outcome/{function}") or "", mapping(details.get(function))
         shown = [*([outcome.replace("_", " ")] if outcome else []), *details_lines(said, row.get("columns") or "")]
         read = READS.get(function)
-        place = read[1](graded) if read is not None and len(graded) <= MOST_CHARACTERS else None
+        reads = read is not None and len(graded) <= MOST_CHARACTERS and outcome != "truncated"
+        place = read[1](graded) if read is not None and reads else None
         if read is not None and place is not None:
             start, end = place
             says, value = "; ".join(shown) or "what it read", json_number(row.get(f"score/{function}"))
