@@ -73,20 +73,10 @@ static void write_gradients(const Attention *a, int64_t sequence, int64_t kv, co
 }
 
 /* Softmax of a row of scores in place: `seen` ones before the gap, and `own` ones after it, of `count` in all. */
-INLINE void softmax(float *scores, int64_t seen, int64_t gap, int64_t own, int64_t count) {
-    vec most = splat(-INFINITY), total = splat(0);
+INLINE void shares_of(float *scores, int64_t seen, int64_t gap, int64_t own, int64_t count) {
     for (int64_t t = seen; t < gap; t++) scores[t] = -INFINITY;
     for (int64_t t = gap + own; t < count; t++) scores[t] = -INFINITY;
-    for (int64_t t = 0; t < count; t += LANES) most = larger(most, *(vec *)(scores + t));
-    float largest = most[0];
-    for (int lane = 1; lane < LANES; lane++) largest = most[lane] > largest ? most[lane] : largest;
-    for (int64_t t = 0; t < count; t += LANES) {
-        vec some = exp_of(*(vec *)(scores + t) - largest);
-        *(vec *)(scores + t) = some;
-        total += some;
-    }
-    float inverse = 1.0f / sum_of(total);
-    for (int64_t t = 0; t < count; t += LANES) *(vec *)(scores + t) *= inverse;
+    softmax(scores, count);
 }
 
 /* c = q . before^T | q . own^T for the first `count` of their own keys; `ld` floats to the next row. */
@@ -109,7 +99,7 @@ static void attend(const Attention *a, int64_t sequence, int64_t kv, const Keys 
             for (int64_t i = 0; i < row; i++)
                 at->q[(head * count + t) * row + i] = i < width ? q[t * qkv_row(a) + head * width + i] * a->scale : 0;
     scores(a, rows, at->q, before, before->kt, own, own->kt, end, at->shares, ld);
-    for (int64_t r = 0; r < rows; r++) softmax(at->shares + r * ld, before->length, gap, first + r % count + 1, keys);
+    for (int64_t r = 0; r < rows; r++) shares_of(at->shares + r * ld, before->length, gap, first + r % count + 1, keys);
     if (!a->d_out) {
         multiply(rows, before->length, row, (Left){at->shares, ld, 1}, before->v, row, at->o, row, STORE);
         multiply(rows, end, row, (Left){at->shares + gap, ld, 1}, own->v, row, at->o, row, ADD);

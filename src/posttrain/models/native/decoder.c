@@ -90,17 +90,7 @@ INLINE void attend_heads(int count, const Model *m, float *const *pages, int64_t
     for (int head = 0; head < count; head++) {
         float *own = scores + head * room;
         for (int64_t t = length; t < room; t++) own[t] = -INFINITY;
-        vec most = splat(-INFINITY), total = splat(0);
-        for (int64_t t = 0; t < room; t += LANES) most = larger(most, *(vec *)(own + t));
-        float largest = most[0];
-        for (int lane = 1; lane < LANES; lane++) largest = most[lane] > largest ? most[lane] : largest;
-        for (int64_t t = 0; t < room; t += LANES) {
-            vec some = exp_of(*(vec *)(own + t) - largest);
-            *(vec *)(own + t) = some;
-            total += some;
-        }
-        float inverse = 1.0f / sum_of(total);
-        for (int64_t t = 0; t < room; t += LANES) *(vec *)(own + t) *= inverse;
+        softmax(own, room);
     }
     for (int64_t i = 0; i < width; i += AT_ONCE * LANES) {
         vec sums[AT_ONCE][2];

@@ -168,6 +168,21 @@ INLINE void rms_norm(const float *x, const float *weight, int64_t width, float e
     for (i = 0; i < width; i++) y[i] = x[i] * inverse * weight[i];
 }
 
+/* Softmax in place; `count` is a multiple of LANES. */
+INLINE void softmax(float *scores, int64_t count) {
+    vec most = splat(-INFINITY), total = splat(0);
+    for (int64_t i = 0; i < count; i += LANES) most = larger(most, *(vec *)(scores + i));
+    float largest = most[0];
+    for (int lane = 1; lane < LANES; lane++) largest = most[lane] > largest ? most[lane] : largest;
+    for (int64_t i = 0; i < count; i += LANES) {
+        vec some = exp_of(*(vec *)(scores + i) - largest);
+        *(vec *)(scores + i) = some;
+        total += some;
+    }
+    float inverse = 1.0f / sum_of(total);
+    for (int64_t i = 0; i < count; i += LANES) *(vec *)(scores + i) *= inverse;
+}
+
 /* Turn the pairs (x_i, x_{i + turned/2}) by the angles of a position. */
 INLINE void rotate(float *x, const float *cos, const float *sin, int64_t turned) {
     int64_t half = turned / 2;
