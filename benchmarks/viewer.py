@@ -75,7 +75,8 @@ class Asked:
         command = [sys.executable, "-m", "posttrain", "view", str(folder), "--no-open"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        self.base, _, self.token = self.process.stdout.readline().strip().partition("#token=")
+        self.base, _, behind = self.process.stdout.readline().strip().partition("#token=")
+        self.token = behind.partition("&")[0]
         self.started = time.perf_counter() - began
 
     def __call__(self, path: str, **query: object) -> dict[str, object]:
