@@ -12,7 +12,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gymnasium test-browser test-scale test-walk faults test-vllm soak check lint format types docs dist families bench trl-parity trl-scripts trl-tests mutants constraints clean
+.PHONY: help demo test test-gymnasium test-browser test-scale test-walk faults test-vllm test-wheel soak check lint format types docs dist families bench trl-parity trl-scripts trl-tests mutants constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -38,6 +38,9 @@ test-scale: .venv/.ok ## faults of servers, ranks, environments and disks in eve
 
 test-walk: .venv/.ok ## the commands of README and the first pages, one after another, as a newcomer types them
 	$(BIN)/python -m pytest -m scale tests/end_to_end/test_newcomer_walk.py
+
+test-wheel: .venv/.ok ## the wheel in an environment of its own, with its dependencies alone; downloads as much as the first `make`
+	$(BIN)/python -m pytest -m scale tests/end_to_end/test_clean_install.py
 
 faults: .venv/.ok ## 200 random faults over whole runs: servers, networks, ranks and drivers that are killed, stopped and cut off
 	$(BIN)/python -m tests.faults.chaos --faults 200
