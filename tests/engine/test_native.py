@@ -104,7 +104,7 @@ def test_draws_from_many_tokens_are_those_of_torch(build: str) -> None:
         assert mine.logprobs == pytest.approx(other.logprobs, abs=ROUNDING)
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.37, 1.0 - 2.0**-53])
+@pytest.mark.parametrize("uniform", [0.0, 0.37, 1.0 - 2.0**-53, 1.0])
 def test_a_token_without_weight_is_never_drawn(uniform: float, build: str) -> None:
     """All tokens but three have a weight of 0: the first one, one in the middle and the last ones among them."""
     decoder, possible = native_decoder(float32("qwen3", vocab_size=1_003)), {200, 201, 640}
@@ -121,7 +121,7 @@ def test_a_token_without_weight_is_never_drawn(uniform: float, build: str) -> No
     )
     pages = decoder.new_pages(1)
     drawn = decoder.draw(torch.tensor([3]), torch.tensor([0]), torch.tensor([pages.addresses]), request)
-    expected = {0.0: 200, 1.0 - 2.0**-53: 640}
+    expected = {0.0: 200, 1.0 - 2.0**-53: 640, 1.0: 640}  # as after rounding, with 1
     assert int(drawn.tokens) == expected.get(uniform, int(drawn.tokens))
     assert int(drawn.tokens) in possible
 
