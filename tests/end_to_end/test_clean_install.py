@@ -34,18 +34,7 @@ def test_the_wheel_trains_with_what_it_declares_and_nothing_else(tmp_path: Path)
     scripts = tmp_path / "env" / "bin"
     pip = [str(scripts / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     constraints = ["-c", str(ROOT / "constraints.txt")]
-    cpu = [
-        *pip,
-        "--no-deps",
-        *constraints,
-        "--index-url",
-        TORCH_CPU_INDEX,
-        "--retries",
-        "0",
-        "--timeout",
-        "15",
-        "torch",
-    ]
+    cpu = [*pip, *constraints, *f"--no-deps --index-url {TORCH_CPU_INDEX} --retries 0 --timeout 15 torch".split()]
     subprocess.run(cpu, cwd=tmp_path, capture_output=True, check=False)  # as the Makefile: else from the usual index
     done([*pip, *constraints, str(wheel)], tmp_path)
     there = {path.name.lower() for path in (tmp_path / "env").glob("lib/python*/site-packages/*")}

@@ -61,7 +61,7 @@ def run_natively(name: str, call: ctypes.Structure, tensors: Mapping[str, Tensor
     for field, tensor in held.items():
         setattr(call, field, tensor.data_ptr())
     if getattr(native_library(), name)(ctypes.byref(call), ctypes.c_int64(torch.get_num_threads())):
-        raise MemoryError("not enough memory for the layers of a native update")
+        raise MemoryError("not enough memory for an update by the native kernel")
 
 
 def cache_folder() -> Path:
