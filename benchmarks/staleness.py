@@ -1,4 +1,4 @@
-"""Steps per minute and held-out accuracy where steps are collected ahead, beside the same run in order.
+"""Steps and tokens per minute, and held-out accuracy where steps are collected ahead, beside the same run in order.
 
     .venv/bin/python benchmarks/staleness.py --staleness 0 2
     .venv/bin/python benchmarks/staleness.py --staleness 0 1 2 4 --steps 40 --seeds 0 1 2 --reward-seconds 0
@@ -24,7 +24,14 @@ RESULTS = Path(__file__).parent / "results" / "staleness.json"
 HELD_OUT = ("accuracy_sampled", "accuracy_sampled_interval", "mean_length")
 FILLED = 4
 """Steps before the speed is measured: until then fewer than K + 1 are under way."""
-METRICS = ("staleness/mean", "staleness/max", "sampling/effective_sample_size", "seconds/wait", "seconds/sampler_wait")
+METRICS = (
+    "staleness/mean",
+    "staleness/max",
+    "sampling/effective_sample_size",
+    "seconds/grade",
+    "seconds/wait",
+    "seconds/sampler_wait",
+)
 
 
 class SlowReward:
@@ -81,6 +88,8 @@ def measured(options: argparse.Namespace, staleness: int, correction: bool, seed
     run = posttrain.train(config, rewards=[reward], watchers=[Times()])
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "step_time" in line][1:]
+    minutes = (begun[-1] - begun[FILLED - 1]) / 60
+    tokens = sum(line["tokens/completion"] for line in steps[FILLED - 1 :])
     return {
         "staleness": staleness,
         "correction": correction,
@@ -90,7 +99,8 @@ def measured(options: argparse.Namespace, staleness: int, correction: bool, seed
         "at_once": options.at_once,
         "epochs": options.epochs,
         "max_rows": config.rollout.max_rows,
-        "steps_per_minute": 60 * (len(begun) - FILLED) / (begun[-1] - begun[FILLED - 1]),
+        "steps_per_minute": (len(begun) - FILLED) / minutes,
+        "tokens_per_minute": tokens / minutes,
         "cpu_seconds": time.process_time() - began,
         "before": {name: run.summary["before"][name] for name in HELD_OUT},
         "after": {name: run.summary["after"][name] for name in HELD_OUT},
@@ -105,7 +115,8 @@ def shown(found: dict[str, Any]) -> str:
     before, after = (found[when]["accuracy_sampled"] for when in ("before", "after"))
     stale, effective = found.get("staleness/mean", 0.0), found.get("sampling/effective_sample_size", 1.0)
     return (
-        f"{what:24} {found['steps_per_minute']:6.2f} steps a minute   accuracy {before:.3f} -> {after:.3f}"
+        f"{what:24} {found['steps_per_minute']:6.2f} steps and {found['tokens_per_minute']:6.0f} tokens a minute"
+        f"   accuracy {before:.3f} -> {after:.3f}"
         f" [{low:.3f}, {high:.3f}]   staleness {stale:.2f}   effective {effective:.3f}"
     )
 
