@@ -125,13 +125,13 @@ def test_the_plan_says_how_long_it_takes_if_completions_grow_to_their_limit() ->
     lines = time_lines(session, step, {"rollout": 4.0, "grade": 1.0, "update": 1.0}, whole_step=True)  # type: ignore[arg-type]
     assert lines[0] == "time       1.0 to 4.0 min: completions have 2 tokens and may grow to 8"
     assert lines[2].endswith(
-        "the recipe's own run took 1.4 to 1.6 minutes for at most 40 steps on the machine named in its header"
+        "the recipe's own run took 1.9 to 2.1 minutes for at most 50 steps on the machine named in its header"
     )
 
 
 def test_the_plan_of_a_bundled_recipe_says_how_long_its_own_run_took() -> None:
     for name in ("countdown-tiny", "recipes/countdown-tiny.yaml"):
-        assert recorded_time(name) == "1.4 to 1.6 minutes for at most 40 steps"
+        assert recorded_time(name) == "1.9 to 2.1 minutes for at most 50 steps"
     assert recorded_time("countdown-tiny-ppo") == "5 min 20 s for at most 30 steps"
     assert recorded_time("own-model") == recorded_time("") == recorded_time("mine.yaml") == ""
 
