@@ -75,20 +75,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--no-control", action="store_true")
     parser.add_argument("--without-compiler", action="store_true")
-    parser.add_argument("--folder", type=Path, default=Path("runs/benchmark-demo"))
+    parser.add_argument("--folder", type=Path, help="default: runs/benchmark-RECIPE")
     parser.add_argument("flags", nargs="*", help="more flags of `posttrain rl`, after --")
     given = parser.parse_args()
+    folder = given.folder or Path("runs") / f"benchmark-{given.recipe}"
     runs = []
     if not given.no_control:
         control = ["--rewards", f"{__file__}:permuted_countdown", "--run.seed", "0", *given.flags]
-        runs.append(run(given.recipe, "control, rewards permuted", control, given.folder / "control"))
+        runs.append(run(given.recipe, "control, rewards permuted", control, folder / "control"))
     for seed in given.seeds:
         runs.append(
-            run(given.recipe, f"seed {seed}", ["--run.seed", str(seed), *given.flags], given.folder / f"seed-{seed}")
+            run(given.recipe, f"seed {seed}", ["--run.seed", str(seed), *given.flags], folder / f"seed-{seed}")
         )
     if given.without_compiler:
         flags = ["--run.seed", "0", *given.flags]
-        made = run(given.recipe, "seed 0, no C compiler", flags, given.folder / "no-compiler", compiler="no-compiler")
+        made = run(given.recipe, "seed 0, no C compiler", flags, folder / "no-compiler", compiler="no-compiler")
         runs.append(made)
     print(f"\n{'run':<28}{'minutes':>8}  " + "  ".join(SHOWN))
     for item in runs:

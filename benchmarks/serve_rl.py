@@ -1,23 +1,28 @@
-"""CPU seconds of a step's completions, over HTTP from `posttrain serve bundled --rl` and in one process.
+"""CPU seconds of a step and of its completions, over HTTP from `posttrain serve bundled --rl` and in one process.
 
     python benchmarks/serve_rl.py [--repeats 5]
 
 Both sample 16 × 16 completions of the bundled model in float32 with one thread and the same uniform numbers.  It also
-says whether tokens and log-probs are the same to the bit.  Linux only: it reads the server's time from /proc.
+says whether tokens and log-probs are the same to the bit.  Then `countdown-tiny` takes steps in both ways, weights sent
+to the server included.  Linux only: it reads the server's time from /proc.
 """
 
 import argparse
 import asyncio
+import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import httpx
 import torch
 
+import posttrain
 from posttrain.generation import rl_protocol as wire
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Continuation, Request, StreamKey
@@ -26,6 +31,8 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import SamplingParams
 
 GROUPS, SIZE, LIMIT = 16, 16, 400
+STEPS = 11
+"""Of a run, without the first; the recipe's rate is still rising then."""
 KEY = StreamKey(1, "rollout", 0)
 TICKS_PER_SECOND = 100
 Prompts = list[tuple[int, ...]]
@@ -75,6 +82,35 @@ def cpu_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 
 
+class Times(posttrain.Watcher):
+    """CPU seconds of this process and of the server, after each step."""
+
+    def __init__(self, server: int) -> None:
+        self.server, self.after = server, list[tuple[float, float]]()
+
+    def on_step(self, report: Any) -> None:
+        self.after.append((time.process_time(), cpu_seconds(self.server)))
+
+
+def steps(engine: dict[str, Any], server: int) -> tuple[list[Any], float, float]:
+    """Reward and loss of each step; CPU seconds of a step here, and at the server."""
+    watcher = Times(server)
+    with tempfile.TemporaryDirectory() as folder:
+        config = posttrain.load_recipe(
+            "countdown-tiny",
+            engine=engine,
+            task={"held_out_size": 1},
+            evaluation={"every_steps": 0},
+            checkpoint={"every_steps": 0},
+            run={"folder": f"{folder}/run", "num_steps": STEPS, "threads": 1, "curves": False},
+        )
+        run = posttrain.train(config, watchers=[watcher])
+        lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    (own, other), (own_end, other_end) = watcher.after[0], watcher.after[-1]
+    digits = [(line["reward"], line["loss"]) for line in lines if "loss" in line]
+    return digits, (own_end - own) / (STEPS - 1), (other_end - other) / (STEPS - 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
@@ -99,11 +135,18 @@ def main() -> None:
                 for name, value in zip(seconds, taken, strict=True):
                     seconds[name] += [value] if number else []
                 assert theirs == ours, "tokens or log-probs differ"
+            digits, alone, _ = steps({"native": False}, server.pid)
+            same, client, served = steps({"name": "http", "urls": [url]}, server.pid)
+            assert same == digits, "steps differ"
         finally:
             server.terminate()
     print(f"{GROUPS} × {SIZE} completions, {sum(len(tokens) for tokens, _ in ours.values()):,} tokens, same to the bit")
     for name, values in seconds.items():
         print(f"{name}: {median(values):.2f} s of CPU (median of {repeats})")
+    print(
+        f"a step: {alone:.2f} s in one process, {client:.2f} + {served:.2f} = {client + served:.2f} over HTTP"
+        f" ({(client + served) / alone:.2f} times), the same rewards and losses"
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from posttrain.models.forward import Completions, PlainForward
 from posttrain.models.policy import Policy
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Finish
-from tests.engine.test_continuation import PATHS, Counted, behind, engine_of, everything, of_prompts
+from tests.engine.test_continuation import NATIVE, PATHS, Counted, behind, engine_of, everything, of_prompts
 from tests.support.tiny import tiny_policy
 
 REQUEST = Request(sampling=SamplingParams(), key=StreamKey(4, "test", 2))
@@ -43,7 +43,7 @@ def gaps(done: list[Sampled], says: list[list[float]]) -> list[float]:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("path", [*PATHS, "native"])
+@pytest.mark.parametrize("path", PATHS)
 def test_each_token_has_the_log_prob_of_the_weights_that_its_span_names(path: str, keep: bool) -> None:
     """Two updates amid 64 completions, of which some decode, some wait, some are prefilled and some are done."""
     engine = engine_of(path, max_rows=40, policy=tiny_policy("qwen3", torch.float32))
@@ -68,7 +68,7 @@ def test_each_token_has_the_log_prob_of_the_weights_that_its_span_names(path: st
     )
 
 
-@pytest.mark.parametrize("path", [*PATHS, "native"])
+@pytest.mark.parametrize("path", PATHS)
 def test_what_is_kept_of_older_weights_is_not_read_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One completion was taken and its cache kept, one is done and not taken, one is continued and has not begun."""
     engine = engine_of(path, policy=tiny_policy("qwen3", torch.float32))
@@ -87,7 +87,7 @@ def test_what_is_kept_of_older_weights_is_not_read_again(path: str, monkeypatch:
     assert max(gaps(done, [recomputed(policy, done)] * 2)) < 1e-4
 
 
-@pytest.mark.parametrize("path", ["decoder", "native"])
+@pytest.mark.parametrize("path", ["decoder", *NATIVE])
 def test_a_row_in_the_middle_of_given_tokens_goes_on_with_the_rest_of_them(path: str) -> None:
     policy = tiny_policy("qwen3", torch.float32)
     engine = engine_of(path, policy=policy)

@@ -1,8 +1,11 @@
 """Decoding and scoring in C: tokens of the sampler in torch, log-probs of the trainer, a library on any machine."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +15,13 @@ import torch
 
 from posttrain.cli import let_threads_sleep_soon
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.native_steps import NativeSteps
+from posttrain.generation.native_steps import CALL_SECONDS, MOST_STEPS, NativeSteps
+from posttrain.generation.parity import engine_in_parity
 from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
-from posttrain.models.forward import Completions
+from posttrain.models.forward import Completions, SharedPromptForward
 from posttrain.models.loading.model_folder import load_policy
-from posttrain.models.native import native_library
-from posttrain.models.native.native_decoder import DrawRequest, native_decoder, native_refusal
+from posttrain.models.native import native_layers, native_library
+from posttrain.models.native.native_decoder import DrawRequest, NativeDecoder, native_decoder, native_refusal
 from posttrain.models.native.native_scoring import native_logprobs
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions
@@ -191,16 +195,69 @@ print(native_library().page_tokens())
 """
 
 
-def asked(folder: Path, **variables: str) -> "subprocess.Popen[str]":
+def asked(folder: Path, program: str = ASKS, **variables: str) -> "subprocess.Popen[str]":
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder), **variables}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", ASKS], env=environment, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen([sys.executable, "-c", program], env=environment, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
 
 
 def ended(process: "subprocess.Popen[str]") -> str:
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     return out.strip()
+
+
+def test_a_wrong_kernel_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong in sampling, then in updates alone: torch does both, with the pass that was chosen."""
+    refresh, logprobs = NativeDecoder.refresh, native_layers.native_token_logprobs
+
+    def refresh_wrong(decoder: NativeDecoder) -> None:
+        refresh(decoder)
+        decoder._ready.model.eps = 0.1  # not the model's
+
+    policy = bundled()
+    assert engine_in_parity(policy, max_rows=4, longest=40).policy is policy
+    for patched, wrong in (
+        ((NativeDecoder, "refresh"), refresh_wrong),
+        ((native_layers, "native_token_logprobs"), lambda *given: logprobs(*given) + 0.1),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(*patched, wrong)
+            engine = engine_in_parity(policy, max_rows=4, longest=40)
+            assert re.match(
+                r"log-probs by the native kernel are up to [\d.]+ nats off", str(native_refusal(engine.policy))
+            )
+            assert isinstance(engine.policy.forward, SharedPromptForward)
+
+
+class Heard(Exception):
+    """A signal."""
+
+
+def test_a_signal_is_heard_amid_sampling() -> None:
+    def hear(number: int, frame: object) -> None:
+        raise Heard
+
+    engine, previous = InProcessEngine(bundled()), signal.signal(signal.SIGALRM, hear)
+    prompts = [Continuation(prefix=(5, 6), draw=draw, sample=0, limit=400) for draw in range(256)]
+    try:
+        with engine.open(Request(sampling=SamplingParams(), key=KEY, suppressed=engine.policy.stop_ids)) as sampling:
+            sampling.put(prompts)
+            began = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Heard):
+                sampling.take(60)
+        assert time.monotonic() - began < 1.1
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+
+
+def test_calls_of_large_models_have_fewer_tokens() -> None:
+    steps = NativeSteps(float32("qwen3"))
+    assert steps.num_steps(64) == MOST_STEPS
+    steps.seconds_of_token = 1e-3
+    assert 0.4 < steps.num_steps(64) * 64 * steps.seconds_of_token <= CALL_SECONDS
+    assert steps.num_steps(10**6) == 1
 
 
 def test_two_processes_may_compile_at_once_and_a_third_finds_the_library(tmp_path: Path) -> None:
@@ -226,6 +283,16 @@ def test_a_damaged_library_is_compiled_anew_and_one_that_others_may_write_is_not
 def test_a_cache_that_cannot_be_written_costs_a_compilation_in_each_process(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     assert ended(asked(tmp_path / "file")) == "16"
+
+
+def test_a_full_disk_costs_a_compilation_elsewhere(tmp_path: Path) -> None:
+    compiler, cache = tmp_path / "cc", tmp_path / "cache"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *{cache}*) echo "No space left" >&2; exit 1;; esac\nexec cc "$@"\n')
+    compiler.chmod(0o700)
+    assert "No space left" in asked(cache, CC=str(compiler)).communicate(timeout=120)[1]
+    full = "import shutil\nfrom types import SimpleNamespace\nshutil.disk_usage = lambda _: SimpleNamespace(free=0)\n"
+    assert ended(asked(cache, full + ASKS, CC=str(compiler))) == "16"
+    assert not [*(cache / "posttrain" / "native").iterdir()]
 
 
 def test_a_run_with_the_kernel_says_so_and_resumes_to_the_same_bits(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
     python -m tests.faults.chaos --faults 200 --seed 0
 
-Runs take turns: one process that samples from two servers, two ranks that do, and one process whose completions talk to
-an environment's server.  At a random moment a server is killed and started anew, or stopped for a while, or its network
-is cut, or the driver or a rank is killed, or a rank stopped.  A run that was killed, or that ended with an error which
-names what failed, is resumed.  Every run must end in time, with the bits of an undisturbed one.  The same seed chooses
-the same victims; the moments depend on the machine.
+Runs take turns: one process that samples from two servers, two ranks that do, one process whose completions talk to an
+environment's server, and one that samples ahead of its updates.  At a random moment a server is killed and started
+anew, or stopped for a while, or its network is cut, or the driver or a rank is killed, or a rank stopped.  A run that
+was killed, or that ended with an error which names what failed, is resumed.  Every run must end in time, with the bits
+of an undisturbed one; one that sampled ahead with those of its replay.  The same seed chooses the same victims; the
+moments depend on the machine.
 """
 
 import argparse
@@ -40,7 +41,7 @@ PAUSE_SECONDS = 0.8
 RANK_SECONDS = 20.0
 """run.rank_timeout_seconds: ranks that are stopped for a while go on."""
 MOST_LIVES = 60
-KINDS = ("servers", "ranks", "environment")
+KINDS = ("servers", "ranks", "environment", "ahead")
 Fault = Callable[[Sequence[Command]], None]
 """Of the processes of a run that have not ended."""
 
@@ -75,18 +76,28 @@ class Chaos:
     counts: Counter[str] = field(default_factory=Counter)
 
     def disturbed(self, seed: int, kind: str) -> None:
-        """One run with faults.  Raises AssertionError if it hangs, fails, or differs from the undisturbed one."""
-        whole, folder = self.place / f"whole-{seed}", self.place / f"chaos-{seed}"
+        """One run with faults.  Raises AssertionError if it hangs, fails, or differs from what it must equal."""
+        folder = self.place / f"chaos-{seed}"
+        whole = None if kind == "ahead" else self.undisturbed(seed, kind)
+        self.until_done(kind, self.recipe(kind, folder, seed), folder)
+        (folder / "run" / "failures.txt").unlink(missing_ok=True)  # tracebacks of steps that were refused
+        if whole is None:
+            replayed = start("replay", folder / "run", folder=folder).ended(RUN_SECONDS)
+            assert replayed.code == 0, replayed.out
+        else:
+            require_same(folder / "run", whole)
+        self.counts[f"runs: {kind}"] += 1
+
+    def undisturbed(self, seed: int, kind: str) -> Path:
+        """The same run without faults."""
+        whole = self.place / f"whole-{seed}"
         recipe = self.recipe(kind, whole, seed)
         endings = self.alone(kind, recipe, whole)
         while any(OWNED in each.err for each in endings):
             time.sleep(PAUSE_SECONDS)
             endings = self.alone(kind, recipe, whole)
         assert all(each.code == 0 for each in endings), "\n".join(each.err for each in endings)
-        self.until_done(kind, self.recipe(kind, folder, seed), folder)
-        (folder / "run" / "failures.txt").unlink(missing_ok=True)  # tracebacks of steps that were refused
-        require_same(folder / "run", whole / "run")
-        self.counts[f"runs: {kind}"] += 1
+        return whole / "run"
 
     def alone(self, kind: str, recipe: Path, folder: Path) -> list[Ended]:
         return [each.ended(RUN_SECONDS) for each in self.begin(kind, recipe, folder).processes]
@@ -99,6 +110,8 @@ class Chaos:
         }
         if kind == "environment":
             return talking_recipe(folder, self.environment, **sections)
+        if kind == "ahead":
+            sections |= {"rollout": {"max_staleness": 2}, "checkpoint": {"every_steps": 2, "keep_last": STEPS}}
         return tiny_recipe(folder, engine=http_section(self.proxies), **sections)
 
     def begin(self, kind: str, recipe: Path, folder: Path) -> Life:

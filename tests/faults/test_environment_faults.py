@@ -13,8 +13,13 @@ from tests.support.runs import command, require_same, save_tiny_model, start
 
 DEADLINE = 2 * REPLY_SECONDS + 10
 """A completion that fails at `reset` is late once, and one that fails at a reply twice at most."""
-PHASES = {"reset": "openenv reset 50", "reply": "openenv step 60", "close": "openenv close 30"}
-"""In step 1 or later: a step has 16 completions, and its evaluation fewer."""
+PHASES = {
+    "reset": "openenv reset 50",
+    "reply": "openenv step 60",
+    "close": "openenv close 30",
+    "evaluation": "openenv reset 74",
+}
+"""The first evaluation has 40 completions, a step 16, and the evaluation of step 2 begins with the 73rd."""
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 
 

@@ -130,9 +130,9 @@ class InProcessOptions(Bounded):
     name: Literal["in_process"] = "in_process"
 
     native: bool = False
-    """Use a C kernel for sampling, reference log-probs and updates, if there is a C compiler and the model is
-    supported: Llama, Qwen2 or Qwen3 in float32 on a CPU, without an adapter.  The first lines of a run say whether it
-    is used."""
+    """Use a C kernel for sampling, reference log-probs and updates, if there is a C compiler on Linux (x86-64, glibc)
+    and the model is supported: Llama, Qwen2 or Qwen3 in float32 on a CPU, without an adapter.  The first lines of a
+    run say whether it is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
