@@ -13,6 +13,7 @@ from posttrain.models.loading.description import policy_summary
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.model_outputs import OutputLayer
+from posttrain.models.native import native_layers
 from posttrain.models.native.native_layers import NativeForward, layers_refusal, training_forward
 from posttrain.models.native.native_output import native_token_logprobs
 from posttrain.models.policy import Policy
@@ -193,6 +194,15 @@ def test_large_logits_overflow_nothing_and_one_that_is_not_finite_is_seen() -> N
     assert torch.equal(natively(hidden.float(), matrix.float(), targets).isfinite(), finite)
 
 
+def test_a_weight_of_many_tokens_has_the_gradient_of_torch() -> None:
+    random = torch.Generator().manual_seed(0)
+    dy, x = (torch.randn(700, width, generator=random, dtype=torch.float64) for width in (112, 48))
+    dw, db = native_layers._weight_gradient(dy.float(), x.float(), with_bias=True)
+    assert relative_distance(dw, dy.T @ x) < ROUNDING
+    assert db is not None
+    assert relative_distance(db, dy.sum(0)) < ROUNDING
+
+
 @pytest.mark.parametrize("contiguous", [True, False], ids=["contiguous", "strided"])
 def test_a_gradient_in_place_is_added_to_what_is_there(contiguous: bool) -> None:
     hidden, matrix, targets = output_layer_case(50, 32, 200)
@@ -243,13 +253,16 @@ def test_an_update_with_a_kl_is_that_of_torch() -> None:
     )
 
 
-def test_a_frozen_parameter_gets_no_gradient_and_the_others_keep_theirs() -> None:
+@pytest.mark.parametrize(
+    "parts",
+    [("layers.0.mlp", "k_proj", "layers.1.input_layernorm"), ("gate_proj", "up_proj"), ("down_proj", "post_attention_layernorm")],
+    ids=" ".join,
+)
+def test_a_frozen_parameter_gets_no_gradient_and_the_others_keep_theirs(parts: Sequence[str]) -> None:
     family, shape = MODELS["biases of all four"]
     policy = trained_natively(tiny_policy(family, torch.float32, **shape))
     whole = gradients(policy, uneven_batch())
-    frozen = [
-        name for name in whole if "layers.0.mlp" in name or "k_proj" in name or "layers.1.input_layernorm" in name
-    ]
+    frozen = [name for name in whole if any(part in name for part in parts)]
     for name in frozen:
         policy.model.get_parameter(name).requires_grad_(False)
     found = gradients(policy, uneven_batch())
