@@ -26,6 +26,7 @@ from posttrain.models.native.native_scoring import native_logprobs
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import SamplingParams
+from posttrain.ranks.group import RankGroup
 from tests.support.accidents import Accident
 from tests.support.native_builds import BUILDS, use_build
 from tests.support.refusals import mentions
@@ -180,6 +181,9 @@ def test_what_it_does_not_decode_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     mentions(str(native_refusal(replace(tiny_policy("qwen3"), native_reason=None))), "float32")
     mentions(str(native_refusal(float32("gpt2_plain"))), "shared-prompt forward pass")
     mentions(str(native_refusal(float32("gemma2"))), "only tried with llama, qwen2, qwen3")
+    two = RankGroup()
+    two.size = 2
+    mentions(str(native_refusal(replace(float32("qwen3"), ranks=two))), "split over ranks")
     monkeypatch.setenv("CC", "no-such-compiler")
     native_library.native_library.cache_clear()
     try:
