@@ -181,6 +181,7 @@ def test_what_it_does_not_decode_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     mentions(str(native_refusal(replace(tiny_policy("qwen3"), native_reason=None))), "float32")
     mentions(str(native_refusal(float32("gpt2_plain"))), "shared-prompt forward pass")
     mentions(str(native_refusal(float32("gemma2"))), "only tried with llama, qwen2, qwen3")
+    mentions(str(native_refusal(float32("qwen3", head_dim=144))), "a head is 144 wide", "widths up to 128")
     two = RankGroup()
     two.size = 2
     mentions(str(native_refusal(replace(float32("qwen3"), ranks=two))), "split over ranks")

@@ -151,8 +151,8 @@ def native_refusal(policy: Policy) -> str | None:
         return f"the kernel was only tried with {', '.join(MODEL_TYPES)}, and this is {name}"
     if policy.ranks.size > 1:
         return "the weights are split over ranks"
-    if decoder.head_width > MOST_WIDTH or decoder.head_width % 2:
-        return f"a head is {decoder.head_width} wide, and the kernel supports even widths up to {MOST_WIDTH}"
+    if decoder.head_width > MOST_WIDTH:
+        return f"a head is {decoder.head_width} wide, and the kernel supports widths up to {MOST_WIDTH}"
     if output.bias is not None or output.soft_cap is not None or output.scale != 1.0:
         return "the output layer has a bias, a cap or a scale"
     for kind in decoder.kinds:
