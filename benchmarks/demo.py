@@ -84,9 +84,7 @@ def main() -> None:
         control = ["--rewards", f"{__file__}:permuted_countdown", "--run.seed", "0", *given.flags]
         runs.append(run(given.recipe, "control, rewards permuted", control, folder / "control"))
     for seed in given.seeds:
-        runs.append(
-            run(given.recipe, f"seed {seed}", ["--run.seed", str(seed), *given.flags], folder / f"seed-{seed}")
-        )
+        runs.append(run(given.recipe, f"seed {seed}", ["--run.seed", str(seed), *given.flags], folder / f"seed-{seed}"))
     if given.without_compiler:
         flags = ["--run.seed", "0", *given.flags]
         made = run(given.recipe, "seed 0, no C compiler", flags, folder / "no-compiler", compiler="no-compiler")

@@ -255,7 +255,11 @@ def test_an_update_with_a_kl_is_that_of_torch() -> None:
 
 @pytest.mark.parametrize(
     "parts",
-    [("layers.0.mlp", "k_proj", "layers.1.input_layernorm"), ("gate_proj", "up_proj"), ("down_proj", "post_attention_layernorm")],
+    [
+        ("layers.0.mlp", "k_proj", "layers.1.input_layernorm"),
+        ("gate_proj", "up_proj"),
+        ("down_proj", "post_attention_layernorm"),
+    ],
     ids=" ".join,
 )
 def test_a_frozen_parameter_gets_no_gradient_and_the_others_keep_theirs(parts: Sequence[str]) -> None:
