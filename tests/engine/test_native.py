@@ -97,6 +97,12 @@ def test_tokens_are_those_of_torch(family: str, how: dict[str, object], build: s
         assert (mine.tokens, mine.finish) == (other.tokens, other.finish)
         assert mine.logprobs == pytest.approx(other.logprobs, abs=ROUNDING)
         assert mine.cut_logprobs == pytest.approx(other.cut_logprobs, abs=ROUNDING)
+        assert likeliest(mine) == pytest.approx(likeliest(other), abs=ROUNDING)
+
+
+def likeliest(sampled: Sampled) -> list[float]:
+    """Log-probs of the likeliest tokens at each place; which tokens they are may differ where two are as likely."""
+    return [logprob for at in sampled.alternatives or () for _, logprob in at]
 
 
 def test_draws_from_many_tokens_are_those_of_torch(build: str) -> None:
