@@ -54,7 +54,12 @@ def run(recipe: str, name: str, flags: list[str], folder: Path, *, compiler: str
     subprocess.run([*command, *flags], check=True, env=environment)
     minutes = (time.perf_counter() - began) / 60
     summary = json.loads((folder / "summary.json").read_text())
-    return {"name": name, "machine": machine(), "minutes": minutes, **{key: summary[key] for key in ("before", "after", "seconds", "tokens")}}
+    return {
+        "name": name,
+        "machine": machine(),
+        "minutes": minutes,
+        **{key: summary[key] for key in ("before", "after", "seconds", "tokens")},
+    }
 
 
 def machine() -> dict[str, object]:
