@@ -7,27 +7,13 @@ import pytest
 
 from tests.faults.phases import STEP_2, let_go, pausing, phase_recipe, tried, wait_for_pause
 from tests.support.commands import called
-from tests.support.runs import command, files_of, require_same, save_tiny_model, start
+from tests.support.runs import files_of, require_same, start
 
 MOMENTS = {
     "before the first step": "call posttrain.training.collector:Collector.grade 1",
     **STEP_2,
     "export": "open .tmp-model/config.json 1",
 }
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("two-drivers")
-    save_tiny_model(folder / "model")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def undisturbed(place: Path) -> Path:
-    ended = command("rl", phase_recipe(place / "whole"), folder=place / "whole")
-    assert ended.code == 0, ended.err
-    return place / "whole" / "run"
 
 
 def second_drivers(recipe: Path, run: Path) -> dict[str, Sequence[object]]:
@@ -37,8 +23,8 @@ def second_drivers(recipe: Path, run: Path) -> dict[str, Sequence[object]]:
 
 
 @pytest.mark.parametrize("phase", tried(MOMENTS, "checkpoint"))
-def test_a_second_driver_is_refused_and_changes_nothing(place: Path, undisturbed: Path, phase: str) -> None:
-    folder = place / phase
+def test_a_second_driver_is_refused_and_changes_nothing(one_driver: Path, phase: str) -> None:
+    folder = one_driver / phase
     recipe, run = phase_recipe(folder), folder / "run"
     first = start("rl", recipe, folder=folder, accident=pausing(MOMENTS[phase]))
     wait_for_pause(first, folder)
@@ -52,4 +38,4 @@ def test_a_second_driver_is_refused_and_changes_nothing(place: Path, undisturbed
     let_go(folder)
     ended = first.ended(60)
     assert ended.code == 0, ended.err
-    require_same(run, undisturbed)
+    require_same(run, one_driver / "whole" / "run")

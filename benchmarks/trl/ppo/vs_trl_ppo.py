@@ -39,7 +39,7 @@ PARTS = (1, 4, 16)
 LEARNING_RATE, EPOCHS, KL, LAMBDA, VALUE = 1e-5, 4, 0.05, 0.95, 0.1
 """Rate of policy and critic alike; the others are TRL's defaults."""
 TOKENS_PER_MICROBATCH = 1280
-"""Ours: as quick as the 4,096 of recipes/countdown-tiny-ppo.yaml, in less memory."""
+"""Ours: fewer than the 4,096 of recipes/countdown-tiny-ppo.yaml, which take more memory."""
 PROMPTS = 256
 LIMIT, EXACT = 400, 68
 """Tokens: the limit of that recipe, and about the mean length under it."""
