@@ -98,9 +98,8 @@ class Sampler:
                 job.fail(Ended("the server is stopping.  Try again later"))
                 return job
             self.waiting.append(job)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, daemon=True, name="sampler")
-                self._thread.start()
+            if self._thread is None:
+                self._start_thread()
             self.changed.notify_all()
         return job
 
@@ -181,25 +180,33 @@ class Sampler:
 
     # What its own thread does
 
+    def _start_thread(self) -> None:
+        self._thread = threading.Thread(target=self._run, daemon=True, name="sampler")
+        self._thread.start()
+
     def _run(self) -> None:
+        """Step until `stop`.  A fault ends this thread and the unfinished jobs; another samples what waits."""
         try:
-            while True:
-                with self.changed:
-                    self._stepping = False
-                    self.changed.notify_all()
-                    while not self._may_step():
-                        self.changed.wait()
-                    if self.stopped:
-                        return
-                    self._stepping = True
+            while self._wait_to_step():
                 self._step()
         except BaseException as error:
-            self._fail_all(error)
-            raise
-        finally:
-            with self.changed:
-                self._stepping = False
+            with self.changed:  # so that no job is left to a thread that ends
+                self._stepping, self._thread = False, None
                 self.changed.notify_all()
+                self._fail_open(error)
+                if self.waiting:
+                    self._start_thread()
+            raise
+
+    def _wait_to_step(self) -> bool:
+        """Whether there is a step to do; False after `stop`."""
+        with self.changed:
+            self._stepping = False
+            self.changed.notify_all()
+            while not self._may_step():
+                self.changed.wait()
+            self._stepping = not self.stopped
+            return self._stepping
 
     def _may_step(self) -> bool:
         if self.stopped:
@@ -322,8 +329,11 @@ class Sampler:
             if error is not None:
                 job.fail(error)
 
-    def _fail_all(self, error: BaseException) -> None:
+    def _fail_open(self, error: BaseException) -> None:
         for settings in list(self.open):
             self._close(settings, error)
+
+    def _fail_all(self, error: BaseException) -> None:
+        self._fail_open(error)
         while self.waiting:
             self.waiting.popleft().fail(error)
