@@ -1,17 +1,16 @@
 """Ranks that come late, never come, or lose the process that started them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
 
 from tests.support.rank_runs import WAITING, ended_ranks, environments
-from tests.support.runs import save_tiny_model, start, start_program, tiny_recipe
+from tests.support.runs import Command, Ended, save_tiny_model, start, start_program, tiny_recipe
 
 SECONDS = 6.0
-SLOW = """
-import os, sys, time
-os.environ.update({environment!r})
+LOADS_SLOWLY = """
 from posttrain.models import sharding
 from posttrain.models.loading import new_model
 
@@ -20,26 +19,61 @@ sharding.can_be_sent = lambda model: {is_sent} and sent(model)
 load = new_model.load_policy_to_train
 
 def slowly(*given, **named):
-    time.sleep({slow_seconds})
+    time.sleep({seconds})
     return load(*given, **named)
 
 new_model.load_policy_to_train = slowly
+"""
+SAMPLES_SLOWLY = """
+from posttrain.generation.engine import SamplingTimeout
+from posttrain.generation.in_process import InProcessSampling
+
+take, began = InProcessSampling.take, []
+
+def slowly(sampling, seconds):
+    if seconds < 100:  # of a share
+        began.append(time.monotonic())
+    if began and time.monotonic() - began[0] < {seconds}:
+        time.sleep(0.5)
+        raise SamplingTimeout("rank", seconds, 1)
+    return take(sampling, seconds)
+
+InProcessSampling.take = slowly
+"""
+RUNS = """
+import os, sys, time
+os.environ.update({environment!r})
+{change}
 from posttrain.cli import main
 sys.exit(main(["rl", {recipe!r}]))
 """
+SLOW = {
+    "rank 0 loads": (0, LOADS_SLOWLY, True),
+    "rank 1 loads": (1, LOADS_SLOWLY, False),
+    "rank 1 samples": (1, SAMPLES_SLOWLY, True),
+}
 
 
-@pytest.mark.parametrize(("slow", "is_sent"), [(0, True), (1, False)], ids=["rank 0", "rank 1"])
-def test_a_rank_that_loads_for_longer_than_the_timeout_is_waited_for(tmp_path: Path, slow: int, is_sent: bool) -> None:
-    save_tiny_model(tmp_path / "model")
-    recipe = tiny_recipe(tmp_path / "run", run={"num_steps": 1, "rank_timeout_seconds": SECONDS})
-    started = []
-    for rank, environment in enumerate(environments(2)):
-        (logs := tmp_path / f"rank-{rank}").mkdir()
-        seconds = 1.5 * SECONDS * (rank == slow)
-        program = SLOW.format(environment=environment, recipe=str(recipe), slow_seconds=seconds, is_sent=is_sent)
-        started.append(start_program(program, folder=tmp_path, logs=logs))
-    ended = ended_ranks(started)
+@pytest.fixture(scope="module")
+def slow_runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[Ended]]:
+    """All at once, since they wait most of the time."""
+    folder = tmp_path_factory.mktemp("slow")
+    save_tiny_model(folder / "model")
+    started: dict[str, list[Command]] = {name: [] for name in SLOW}
+    for name, (slow, change, is_sent) in SLOW.items():
+        place = folder / name.replace(" ", "-")
+        recipe = tiny_recipe(place, run={"num_steps": 1, "rank_timeout_seconds": SECONDS})
+        for rank, environment in enumerate(environments(2)):
+            (logs := place / f"rank-{rank}").mkdir()
+            changed = change.format(seconds=1.5 * SECONDS * (rank == slow), is_sent=is_sent)
+            program = RUNS.format(environment=environment, change=changed, recipe=str(recipe))
+            started[name].append(start_program(program, folder=folder, logs=logs))
+    return {name: ended_ranks(each) for name, each in started.items()}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_rank_slower_than_the_timeout_is_waited_for(slow_runs: Mapping[str, list[Ended]], name: str) -> None:
+    ended = slow_runs[name]
     assert [each.code for each in ended] == [0, 0], ended[0].err + ended[1].err
 
 

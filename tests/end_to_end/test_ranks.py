@@ -187,39 +187,6 @@ def test_ranks_that_share_no_network_name_the_variable_that_chooses_one(folder: 
     assert "Traceback" not in ended.err
 
 
-SLOW = """
-import os, sys, time
-os.environ.update({environment!r})
-from posttrain.generation.engine import SamplingTimeout
-from posttrain.generation.in_process import InProcessSampling
-
-take, began = InProcessSampling.take, []
-
-def slowly(sampling, seconds):
-    if seconds < 100:  # of a share
-        began.append(time.monotonic())
-    if began and time.monotonic() - began[0] < {slow_seconds}:
-        time.sleep(0.5)
-        raise SamplingTimeout("rank", seconds, 1)
-    return take(sampling, seconds)
-
-InProcessSampling.take = slowly
-from posttrain.cli import main
-sys.exit(main(["rl", {recipe!r}, "--run.rank-timeout-seconds", "4"]))
-"""
-
-
-def test_a_rank_that_samples_for_longer_than_the_timeout_is_waited_for(folder: Path, tmp_path: Path) -> None:
-    recipe = tiny_recipe(tmp_path / "run", model={"path": str(folder / "model")}, run={"num_steps": 1})
-    started = []
-    for rank, environment in enumerate(environments(2)):
-        (logs := tmp_path / f"rank-{rank}").mkdir()
-        program = SLOW.format(environment=environment, recipe=str(recipe), slow_seconds=9 * rank)
-        started.append(start_program(program, folder=tmp_path, logs=logs))
-    ended = ended_ranks(started)
-    assert [each.code for each in ended] == [0, 0], ended[0].err
-
-
 class RestartedRanks(RankGroup):
     """Ranks whose earlier attempt had begun the run."""
 

@@ -73,13 +73,13 @@ def test_a_view_opens_without_errors_and_asks_nobody_else(name: str, window: Bro
     assert window.said == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", VIEWS)
-def test_every_text_stands_out(name: str, scheme: str, window: Browser, server: RunViewer) -> None:
+def test_every_text_stands_out(name: str, window: Browser, server: RunViewer) -> None:
     open_view(window, server, VIEWS[name])
-    window.colours(scheme)
-    least = window.run(LEAST_CONTRAST)
-    assert least["ratio"] >= 4.5, least
+    for scheme in ("dark", "light"):
+        window.colours(scheme)
+        least = window.run(LEAST_CONTRAST)
+        assert least["ratio"] >= 4.5, (scheme, least)
 
 
 def test_everything_is_reached_by_keys(window: Browser, server: RunViewer) -> None:

@@ -236,6 +236,7 @@ def fake_inference(policy: Policy, *, ours: bool = True, folder: Path | None = N
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else a second write of an answer waits 40 ms for an acknowledgement
 
         def do_GET(self) -> None:
             self.handle_one()

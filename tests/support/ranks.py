@@ -2,7 +2,6 @@
 
 import faulthandler
 import io
-import multiprocessing
 import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from posttrain.models.policy import Policy
 from posttrain.models.sharding import over, part_like, whole, without_weights
 from posttrain.ranks.group import Dealt, Item, RankGroup
+from tests.support.forks import fork_context
 
 SECONDS = 600.0
 """The limit of all that the ranks do."""
@@ -27,11 +27,9 @@ Gradients = Mapping[str, Tensor | None]
 def run_ranks(size: int, function: Callable[[int], Mapping[Any, Any]]) -> Mapping[Any, Any]:
     """What the function, called with the rank in each of these processes, returns on rank 0.
 
-    Raises RuntimeError with the tracebacks of the ranks that failed.  The processes are forked from one that has
-    imported the library, so that each takes no seconds to start.
+    Raises RuntimeError with the tracebacks of the ranks that failed.  The processes are forked (`forks`).
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "bitsandbytes", function.__module__])
+    context = fork_context()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

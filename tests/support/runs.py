@@ -1,12 +1,11 @@
 """Runs of a very small model through the real command, each in a process of its own, and what two runs must share.
 
-The processes are forked from one that has loaded torch and transformers already, and has done nothing else, and the
-curves of a run are left blank unless a test asks: a run then takes half a second instead of five.
+The processes are forked from one that has loaded everything (`forks`), and the curves of a run are left blank unless a
+test asks: a run then takes half a second instead of five.
 `python -m posttrain` itself is tested in test_serve_attacks.py.
 """
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -27,24 +26,12 @@ from safetensors import deserialize
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.options.model import NewModelOptions
 from tests.support.accidents import Accident, arrange
+from tests.support.forks import fork_context
 from tests.support.pictures import save_blank
 
 SHAPE = NewModelOptions(hidden_size=16, mlp_size=24, num_layers=1, num_heads=2, num_kv_heads=1, max_positions=96)
 NO_ACCIDENT = Accident()
 NOTHING: Mapping[str, str] = {}
-PRELOADED = [
-    "posttrain.training.rl",
-    "posttrain.training.sft.sft_run",
-    "posttrain.training.dpo.dpo_run",
-    "posttrain.training.reward_model.reward_run",
-    "posttrain.runs.curves",
-    "posttrain.commands.train",
-    "matplotlib.figure",
-    "pandas",  # which pyarrow looks for
-    "pyarrow.parquet",
-    "pydantic.type_adapter",
-    "pytest",  # which `pictures` imports
-]
 
 
 def save_tiny_model(folder: Path, *, seed: int = 0, shape: NewModelOptions = SHAPE) -> Path:
@@ -132,10 +119,8 @@ def start_program(text: str, *, folder: Path, logs: Path) -> Command:
 
 def forked(work: Callable[[], object], *, folder: Path, accident: Accident, logs: Path) -> Command:
     """Begin a piece of work in a process of its own."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     log = logs / f"log-{len(list(logs.glob('log-*.out')))}.out"
-    process = context.Process(target=in_process, args=(work, str(folder), str(log), accident), daemon=True)
+    process = fork_context().Process(target=in_process, args=(work, str(folder), str(log), accident), daemon=True)
     process.start()
     return Command(process, log)
 
