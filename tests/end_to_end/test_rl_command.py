@@ -16,9 +16,9 @@ import posttrain
 from posttrain.cli import main
 from posttrain.config.recipes import recorded_time
 from posttrain.errors import UserError
-from posttrain.options.training import EvaluationOptions
+from posttrain.options.training import EvaluationOptions, RunOptions
 from posttrain.server.model_server import ModelServer
-from posttrain.training.report import time_lines
+from posttrain.training.report import steps_text, time_lines
 from tests.support.accidents import Accident
 from tests.support.commands import called, printed, refusal
 from tests.support.refusals import mentions, refused
@@ -112,21 +112,46 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(place: Path) -> None:
     assert [path for path in sorted(place.iterdir()) if path.name != "__pycache__"] == before
 
 
-def test_the_plan_says_how_long_it_takes_if_completions_grow_to_their_limit() -> None:
-    """Four completions of 2 tokens in 6 s, 10 steps of it, and nothing held out: 1 min, and 4 at 8 tokens."""
+def lines_about_time(**run: Any) -> list[str]:
+    """Of four completions of 2 tokens in 6 s, up to 10 steps of it, and nothing held out."""
     step = SimpleNamespace(groups=[0, 0], replaced=[], num_completion_tokens=8)
-    run, evaluation = SimpleNamespace(num_steps=10), EvaluationOptions(every_steps=0)
+    evaluation = EvaluationOptions(every_steps=0)
     rollout = SimpleNamespace(group_size=2, rollouts_per_step=4, max_completion_tokens=8)
     session = SimpleNamespace(
-        config=SimpleNamespace(run=run, evaluation=evaluation, rollout=rollout),
+        config=SimpleNamespace(run=RunOptions(num_steps=10, **run), evaluation=evaluation, rollout=rollout),
         questions=lambda: SimpleNamespace(prompts=[], probes={}),
         trained=SimpleNamespace(run=SimpleNamespace(recipe="countdown-tiny")),
     )
-    lines = time_lines(session, step, {"rollout": 4.0, "grade": 1.0, "update": 1.0}, whole_step=True)  # type: ignore[arg-type]
+    return time_lines(session, step, {"rollout": 4.0, "grade": 1.0, "update": 1.0}, whole_step=True)  # type: ignore[arg-type]
+
+
+def test_the_plan_says_how_long_it_takes_if_completions_grow_to_their_limit() -> None:
+    """1 min, and 4 at 8 tokens."""
+    lines = lines_about_time()
     assert lines[0] == "time       1.0 to 4.0 min: completions have 2 tokens and may grow to 8"
     assert lines[2].endswith(
         "the recipe's own run took 1.9 to 2.1 minutes for at most 50 steps on the machine named in its header"
     )
+
+
+@pytest.mark.parametrize(
+    ("limits", "steps", "time", "for_steps"),
+    [
+        # 2 steps of 8 tokens in 6 s each, or one of 32 in 24 s
+        ({"token_limit": 16}, "16 tokens are sampled", "0.2 to 0.4 min: completions", "0.2"),
+        ({"token_limit": 10**9}, "1,000,000,000 tokens are sampled", "1.0 to 4.0 min: completions", "1.0"),
+        ({"time_limit_minutes": 2}, "2 min have passed", "1.0 to 2 min, and the evaluation after training", "1.0"),
+        ({"time_limit_minutes": 0.5}, "0.5 min have passed", "0.5 min, and the evaluation after training", "0.5"),
+        ({"time_limit_minutes": 5}, "5 min have passed", "1.0 to 4.0 min: completions", "1.0"),
+    ],
+)
+def test_the_plan_counts_what_may_end_a_run_early(
+    limits: dict[str, Any], steps: str, time: str, for_steps: str
+) -> None:
+    first, second, *_ = lines_about_time(**limits)
+    assert first.startswith(f"time       {time}")
+    assert f"(at least {for_steps} for steps," in second
+    assert steps_text(RunOptions(num_steps=10, **limits)) == f"at most 10, until {steps}"
 
 
 def test_the_plan_of_a_bundled_recipe_says_how_long_its_own_run_took() -> None:

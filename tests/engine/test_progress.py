@@ -108,6 +108,19 @@ def test_the_time_left_of_a_resumed_run_counts_its_own_steps_only_and_ends_at_th
     assert [line.split()[-2] for line in printed(target).splitlines()] == ["0:18", "0:11"]  # 9 x 2 s; 25 - 14 < 8 x 7
 
 
+def test_the_time_left_of_a_run_that_ends_by_its_tokens_is_that_of_the_tokens_left() -> None:
+    target, clock = console(terminal=False), Clock()
+    progress = Progress(1_000_000, first_step=3, console=target, clock=clock)
+    progress.token_limit = 1_000
+    progress.start([])
+    for step, sampled in ((3, 400), (4, 600), (5, 1_100)):
+        clock.now += 6
+        tokens = sampled - {3: 300, 4: 400, 5: 600}[step]
+        progress.step(step, {"completions/mean_length": 4, "tokens/completion": tokens, "num_sampled_tokens": sampled})
+    # 600 at 6 s for 100, then 400 at 12 s for 300.
+    assert [line.split("  ")[-1] for line in printed(target).splitlines()] == ["0:36 left", "0:16 left", "0:00 left"]
+
+
 def test_a_long_stage_reports_on_its_way() -> None:
     target, clock = console(terminal=False), Clock()
     progress = Progress(1, console=target, clock=clock)

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress as Bars, TextColumn
 from rich.text import Text
 
-LENGTH = "completions/mean_length"
+LENGTH, STEP_TOKENS, SAMPLED_TOKENS = "completions/mean_length", "tokens/completion", "num_sampled_tokens"
 SHOWN = (
     ("reward", "reward", "{:.3f}"),
     ("eval/accuracy_sampled", "held-out accuracy", "{:.3f}"),
@@ -83,10 +83,14 @@ class Progress:
         self._clock = clock
         self._num_steps, self._done, self._resumed_from = num_steps, first_step - 1, first_step - 1
         self._unit, self._stage, self._time_limit = unit, "", time_limit_seconds
+        self.token_limit: int | None = None
+        """Number of sampled tokens that ends the run before its last step."""
         self.closing_seconds = 0.0
         """Seconds after the last step, such as for an evaluation, estimated from the one before training."""
         self._seconds: list[float] = []
         """Seconds of the steps so far."""
+        self._tokens = 0.0
+        """Number of tokens that these steps have sampled."""
         self._latest: dict[str, float] = {}
         self._first: dict[str, float] = {}
         self._own: tuple[str, ...] = ()
@@ -116,6 +120,7 @@ class Progress:
         self._seconds += [max(took, now - self._last_step) if self._seconds else took] if step else []
         self._done, self._last_step, self._own = step, now, tuple(own)
         self._latest |= metrics
+        self._tokens += metrics.get(STEP_TOKENS, 0.0)
         if "reward" in metrics:
             self._rewards.append(metrics["reward"])
         self.compare_with(metrics)
@@ -183,14 +188,18 @@ class Progress:
             self._live.start()
 
     def _time_left(self) -> str:
-        """Time left at this process's pace, evaluations included; at most until the time limit."""
+        """Time left at this process's pace, evaluations included; at most until a limit of time or tokens."""
         limit = None if self._time_limit is None else max(0.0, self._time_limit - (self._clock() - self._began))
         if not self._seconds:
             return duration(limit)
         left, growing = forecast(self._seconds, self._num_steps - self._done)
+        if self.token_limit is not None and self._tokens:
+            tokens_left = max(0.0, self.token_limit - self._latest.get(SAMPLED_TOKENS, 0.0))
+            by_tokens = sum(self._seconds) / self._tokens * tokens_left
+            left, growing = min((left, growing), (by_tokens, False))
         if limit is not None and limit <= left:
             left, growing = limit, False
-        elif len(self._seconds) < FEW_STEPS and LENGTH in self._latest:  # which training may change
+        elif self.token_limit is None and len(self._seconds) < FEW_STEPS and LENGTH in self._latest:  # it may change
             growing = True
         at_least = "at least " if growing and left > 0 else ""
         return f"{at_least}{duration(left + self.closing_seconds)}"

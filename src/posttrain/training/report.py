@@ -1,5 +1,6 @@
 """An RL run in words: its plan, its results, and its files."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from posttrain.models.memory.memory_plan import MemoryPlan
 from posttrain.models.memory.model_shape import object_shape
 from posttrain.options.model import run_model
 from posttrain.options.rollout import InProcessOptions
+from posttrain.options.training import RunOptions
 from posttrain.rewards.model import reward_models_in
 from posttrain.runs.files import writing
 from posttrain.runs.folder import shown
@@ -62,7 +64,7 @@ def rl_plan_lines(
             f"one step   {count_text(rollout.prompts_per_step, 'prompt')} ×"
             f" {count_text(rollout.group_size, 'completion')}{share} (limit {rollout.max_completion_tokens})"
         ),
-        f"steps      {config.run.num_steps}{pace}",
+        f"steps      {steps_text(config.run)}{pace}",
         *ahead_lines(session),
         *time,
         planned_memory(session)[0],
@@ -117,6 +119,14 @@ def policy_lines(session: Session) -> list[str]:
     return lines
 
 
+def steps_text(run: RunOptions) -> str:
+    """How many steps a run takes at most, and what may end it earlier."""
+    limits = [] if run.token_limit is None else [f"{run.token_limit:,} tokens are sampled"]
+    if run.time_limit_minutes is not None:
+        limits.append(f"{run.time_limit_minutes:g} min have passed")
+    return f"at most {run.num_steps}, until {' or '.join(limits)}" if limits else str(run.num_steps)
+
+
 def time_lines(session: Session, first: CollectedStep, seconds: Mapping[str, float], *, whole_step: bool) -> list[str]:
     """Minutes of steps and evaluations if completions keep the first step's length, and if they grow to their limit.
 
@@ -125,15 +135,26 @@ def time_lines(session: Session, first: CollectedStep, seconds: Mapping[str, flo
     config = session.config
     collected = sum(len(groups) for groups in (first.groups, *(groups for groups, _ in first.replaced)))
     per_completion = (seconds["rollout"] + seconds["grade"]) / (collected * config.rollout.group_size)
-    evaluated = completions_of_run(session.questions(), config.evaluation, config.run.num_steps)
-    steps, evaluations = sum(seconds.values()) * config.run.num_steps / 60, per_completion * evaluated / 60
     length, limit = first.num_completion_tokens / config.rollout.rollouts_per_step, config.rollout.max_completion_tokens
-    longest = (steps + evaluations) * limit / length
-    minutes = (
-        f"{steps + evaluations:.1f} to {longest:.1f} min: completions have {length:.0f} tokens and may grow to {limit}"
-    )
+
+    def minutes_at(mean_length: float) -> tuple[float, float]:
+        """Of steps and of evaluations, whose completions take as long as they have tokens."""
+        num_steps, tokens = config.run.num_steps, config.rollout.rollouts_per_step * mean_length
+        if config.run.token_limit is not None:
+            num_steps = min(num_steps, math.ceil(config.run.token_limit / tokens))
+        evaluated = completions_of_run(session.questions(), config.evaluation, num_steps)
+        longer = mean_length / length / 60
+        return sum(seconds.values()) * num_steps * longer, per_completion * evaluated * longer
+
+    steps, evaluations = minutes_at(length)
+    shortest, most = sorted((steps + evaluations, sum(minutes_at(limit))))
+    minutes = f"{shortest:.1f} to {most:.1f} min: completions have {length:.0f} tokens and may grow to {limit}"
     if round(length) == limit:
-        minutes = f"about {steps + evaluations:.1f} min with completions of {limit} tokens, which is their limit"
+        minutes = f"about {shortest:.1f} min with completions of {limit} tokens, which is their limit"
+    ends = config.run.time_limit_minutes
+    if ends is not None and ends < most:
+        steps = min(steps, ends)
+        minutes = f"{f'{shortest:.1f} to ' if shortest < ends else ''}{ends:g} min, and the evaluation after training"
     both = f"{steps:.1f} for steps{'' if whole_step else ' without their gradients'}, {evaluations:.1f} for evaluations"
     recorded = recorded_time(session.trained.run.recipe)
     own = [f"           the recipe's own run took {recorded} on the machine named in its header"] if recorded else []
