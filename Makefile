@@ -21,7 +21,7 @@ demo: .venv/.ok ## install, then train the bundled model on Countdown and show i
 	$(BIN)/posttrain rl recipes/countdown-tiny.yaml --run.folder runs/demo --run.overwrite
 
 test: .venv/.ok ## the whole test suite: no network, no GPU
-	$(BIN)/python -m pytest -n 2 --durations=10
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=10
 
 test-gymnasium: .venv/.ok .gymnasium-0.29/.ok ## the tests of inverse RL once more, on gymnasium 0.29
 	PYTHONPATH=.gymnasium-0.29 $(BIN)/python -m pytest -n 2 -k irl
