@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -16,7 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import posttrain
 from posttrain.config import RewardModelConfig, SftConfig
 from posttrain.config.reading import resolved_config
+from posttrain.options.training import RunOptions
 from posttrain.runs.reports import StepReport
+from posttrain.training.fit import time_line
 from posttrain.training.sft.sft_run import train_sft
 from tests.support.accidents import Accident
 from tests.support.commands import printed, refusal
@@ -119,6 +122,19 @@ def test_a_dry_run_shows_the_plan_and_makes_nothing(name: str, tmp_path: Path, m
 TAKES = re.compile(
     r"^time +about \d+\.\d min: \d+\.\d\d s per step, \d+\.\d s for each of \d+ held-out measurements$", re.MULTILINE
 )
+
+
+@pytest.mark.parametrize(
+    ("limit", "minutes"),
+    [(None, "2.0 min"), (2, "2.0 min"), (1.5, "2.0 min, ended after 1.5 by run.time_limit_minutes")],
+)
+def test_the_time_names_a_limit_that_ends_the_run(limit: float | None, minutes: str) -> None:
+    """50 steps of 2 s, and two measurements of 10 s."""
+    objective = SimpleNamespace(is_due=lambda step, count: step in (25, count))
+    config = SimpleNamespace(run=RunOptions(time_limit_minutes=limit))
+    session = SimpleNamespace(num_steps=50, objective=objective, config=config)
+    said = time_line(session, 2.0, 10.0)  # type: ignore[arg-type]
+    assert said == f"time       about {minutes}: 2.00 s per step, 10.0 s for each of 2 held-out measurements"
 
 
 class Ends(posttrain.Watcher):

@@ -204,7 +204,9 @@ def time_line(session: FitSession[Item], step_seconds: float, measured_seconds: 
     times = sum(objective.is_due(step, count) for step in range(1, count + 1))
     held_out = f", {measured_seconds:.1f} s for each of {times} held-out measurements" if measured_seconds else ""
     minutes = (count * step_seconds + times * measured_seconds) / 60
-    return f"time       about {minutes:.1f} min: {step_seconds:.2f} s per step{held_out}"
+    limit = session.config.run.time_limit_minutes
+    ends = "" if limit is None or minutes <= limit else f", ended after {limit:g} by run.time_limit_minutes"
+    return f"time       about {minutes:.1f} min{ends}: {step_seconds:.2f} s per step{held_out}"
 
 
 def plan_lines(session: FitSession[Item]) -> list[str]:
