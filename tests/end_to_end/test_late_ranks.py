@@ -1,6 +1,7 @@
 """Ranks that come late, never come, or lose the process that started them."""
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,11 @@ def slow_runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[End
             changed = change.format(seconds=1.5 * SECONDS * (rank == slow), is_sent=is_sent)
             program = RUNS.format(environment=environment, change=changed, recipe=str(recipe))
             started[name].append(start_program(program, folder=folder, logs=logs))
-    return {name: ended_ranks(each) for name, each in started.items()}
+    try:
+        return {name: ended_ranks(each) for name, each in started.items()}
+    finally:
+        for command in chain(*started.values()):
+            command.process.kill()
 
 
 @pytest.mark.parametrize("name", SLOW)

@@ -112,14 +112,14 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(place: Path) -> None:
     assert [path for path in sorted(place.iterdir()) if path.name != "__pycache__"] == before
 
 
-def lines_about_time(**run: Any) -> list[str]:
-    """Of four completions of 2 tokens in 6 s, up to 10 steps of it, and nothing held out."""
-    step = SimpleNamespace(groups=[0, 0], replaced=[], num_completion_tokens=8)
-    evaluation = EvaluationOptions(every_steps=0)
+def lines_about_time(held_out: int = 0, **run: Any) -> list[str]:
+    """Of four completions of 2 tokens in 6 s, and up to 10 steps of it, each with an evaluation if any is held out."""
+    step = SimpleNamespace(groups=[0, 0], replaced=[], num_completion_tokens=8, num_sampled_tokens=8)
+    evaluation = EvaluationOptions(every_steps=1)
     rollout = SimpleNamespace(group_size=2, rollouts_per_step=4, max_completion_tokens=8)
     session = SimpleNamespace(
         config=SimpleNamespace(run=RunOptions(num_steps=10, **run), evaluation=evaluation, rollout=rollout),
-        questions=lambda: SimpleNamespace(prompts=[], probes={}),
+        questions=lambda: SimpleNamespace(prompts=[0] * held_out, probes={}),
         trained=SimpleNamespace(run=SimpleNamespace(recipe="countdown-tiny")),
     )
     return time_lines(session, step, {"rollout": 4.0, "grade": 1.0, "update": 1.0}, whole_step=True)  # type: ignore[arg-type]
@@ -152,6 +152,13 @@ def test_the_plan_counts_what_may_end_a_run_early(
     assert first.startswith(f"time       {time}")
     assert f"(at least {for_steps} for steps," in second
     assert steps_text(RunOptions(num_steps=10, **limits)) == f"at most 10, until {steps}"
+
+
+def test_the_parts_of_a_run_that_its_minutes_end_add_up() -> None:
+    first, second, *_ = lines_about_time(held_out=100, time_limit_minutes=30)
+    assert first == "time       30 min, and the evaluation after training"
+    steps, evaluations = map(float, re.findall(r"\d+\.\d", second))
+    assert (steps, evaluations) == (0.5, 29.5)  # half of 1.0 and of 58.3
 
 
 def test_the_plan_of_a_bundled_recipe_says_how_long_its_own_run_took() -> None:

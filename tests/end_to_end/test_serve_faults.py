@@ -1,11 +1,18 @@
 """A fault in the engine of `posttrain serve`: it ends the requests in progress and no others."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from posttrain.errors import UserError
+from posttrain.generation.in_process import InProcessEngine, InProcessSampling
+from posttrain.generation.request import Continuation, Request, StreamKey
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.options.model import ModelOptions
+from posttrain.options.rollout import SamplingParams
 from posttrain.server.model_server import ModelServer
+from posttrain.server.sampler import Sampler
 from tests.support.served import QUESTION, TEXT, asked, served, until
 
 BODY = {"prompt": QUESTION, "max_tokens": 1}
@@ -52,3 +59,30 @@ def test_requests_that_come_amid_a_fault_are_answered(server: ModelServer, monke
     asking.join()
     until(lambda: len(codes) == 2)
     assert codes == [200, 200]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_of_one_of_several_requests_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All three are refused together; alone, the first has a fault and the others are sampled."""
+    put, faults = InProcessSampling.put, list[str]()
+
+    def put_alone(sampling: InProcessSampling, continuations: Sequence[Continuation]) -> None:
+        if len(continuations) > 1:
+            raise UserError("not together")
+        if not faults:
+            faults.append("a bug")
+            raise KeyError("a bug")
+        put(sampling, continuations)
+
+    monkeypatch.setattr(InProcessSampling, "put", put_alone)
+    sampler = Sampler(InProcessEngine(load_policy(ModelOptions())))
+    request = Request(sampling=SamplingParams(), key=StreamKey(0, "test", 0))
+    sampler.pause()
+    jobs = [
+        sampler.submit(request, [Continuation(prefix=(1, 2, 3), draw=draw, sample=0, limit=2)]) for draw in range(3)
+    ]
+    sampler.resume()
+    with pytest.raises(KeyError):
+        jobs[0].result.result(30)
+    assert [len(job.result.result(30)[0].tokens) for job in jobs[1:]] == [2, 2]
+    sampler.stop()

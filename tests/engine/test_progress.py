@@ -111,14 +111,23 @@ def test_the_time_left_of_a_resumed_run_counts_its_own_steps_only_and_ends_at_th
 def test_the_time_left_of_a_run_that_ends_by_its_tokens_is_that_of_the_tokens_left() -> None:
     target, clock = console(terminal=False), Clock()
     progress = Progress(1_000_000, first_step=3, console=target, clock=clock)
-    progress.token_limit = 1_000
     progress.start([])
+    progress.limit_tokens(300, 1_000)
     for step, sampled in ((3, 400), (4, 600), (5, 1_100)):
         clock.now += 6
-        tokens = sampled - {3: 300, 4: 400, 5: 600}[step]
-        progress.step(step, {"completions/mean_length": 4, "tokens/completion": tokens, "num_sampled_tokens": sampled})
+        progress.step(step, {"completions/mean_length": 4, "num_sampled_tokens": sampled})
     # 600 at 6 s for 100, then 400 at 12 s for 300.
     assert [line.split("  ")[-1] for line in printed(target).splitlines()] == ["0:36 left", "0:16 left", "0:00 left"]
+
+
+def test_the_time_left_of_a_run_that_ends_before_its_tokens_is_that_of_its_steps() -> None:
+    target, clock = console(terminal=False), Clock()
+    progress = Progress(3, console=target, clock=clock)
+    progress.start([])
+    progress.limit_tokens(0, 1_000)
+    clock.now += 6
+    progress.step(1, {"completions/mean_length": 4, "num_sampled_tokens": 100})
+    assert printed(target).endswith("at least 0:12 left\n")
 
 
 def test_a_long_stage_reports_on_its_way() -> None:

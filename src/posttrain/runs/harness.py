@@ -178,7 +178,6 @@ class Harness:
         self.progress = Progress(
             self.options.run.num_steps, first_step=self.trained.step + 1, time_limit_seconds=self.seconds_left()
         )
-        self.progress.token_limit = self.options.run.token_limit
         self._open.enter_context(self.progress)
         own: dict[str, None] = {}
         # Each adds to the metrics that the next ones see.  Checkpoints last: a step that a watcher could not record is

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress as Bars, TextColumn
 from rich.text import Text
 
-LENGTH, STEP_TOKENS, SAMPLED_TOKENS = "completions/mean_length", "tokens/completion", "num_sampled_tokens"
+LENGTH, SAMPLED_TOKENS = "completions/mean_length", "num_sampled_tokens"
 SHOWN = (
     ("reward", "reward", "{:.3f}"),
     ("eval/accuracy_sampled", "held-out accuracy", "{:.3f}"),
@@ -83,14 +83,11 @@ class Progress:
         self._clock = clock
         self._num_steps, self._done, self._resumed_from = num_steps, first_step - 1, first_step - 1
         self._unit, self._stage, self._time_limit = unit, "", time_limit_seconds
-        self.token_limit: int | None = None
-        """Number of sampled tokens that ends the run before its last step."""
+        self._tokens_before, self._token_limit = 0, 0
         self.closing_seconds = 0.0
         """Seconds after the last step, such as for an evaluation, estimated from the one before training."""
         self._seconds: list[float] = []
         """Seconds of the steps so far."""
-        self._tokens = 0.0
-        """Number of tokens that these steps have sampled."""
         self._latest: dict[str, float] = {}
         self._first: dict[str, float] = {}
         self._own: tuple[str, ...] = ()
@@ -120,7 +117,6 @@ class Progress:
         self._seconds += [max(took, now - self._last_step) if self._seconds else took] if step else []
         self._done, self._last_step, self._own = step, now, tuple(own)
         self._latest |= metrics
-        self._tokens += metrics.get(STEP_TOKENS, 0.0)
         if "reward" in metrics:
             self._rewards.append(metrics["reward"])
         self.compare_with(metrics)
@@ -136,6 +132,10 @@ class Progress:
     def compare_with(self, metrics: Mapping[str, float]) -> None:
         """Show these values next to later evaluations, unless earlier values exist."""
         self._first = {name: value for name, value in metrics.items() if name in COMPARED} | self._first
+
+    def limit_tokens(self, sampled: int, limit: int | None) -> None:
+        """The steps end when this many tokens are sampled, `sampled` of them before these steps."""
+        self._tokens_before, self._token_limit = sampled, limit or 0
 
     def show_stage(self, name: str) -> None:
         """Show the current part of a step in the live display, if there is one."""
@@ -193,14 +193,15 @@ class Progress:
         if not self._seconds:
             return duration(limit)
         left, growing = forecast(self._seconds, self._num_steps - self._done)
-        if self.token_limit is not None and self._tokens:
-            tokens_left = max(0.0, self.token_limit - self._latest.get(SAMPLED_TOKENS, 0.0))
-            by_tokens = sum(self._seconds) / self._tokens * tokens_left
+        # Training may change the length of completions, and so the seconds of a step.
+        growing = growing or (len(self._seconds) < FEW_STEPS and LENGTH in self._latest)
+        sampled = self._latest.get(SAMPLED_TOKENS, 0.0)
+        if self._token_limit and sampled > self._tokens_before:
+            per_token = sum(self._seconds) / (sampled - self._tokens_before)
+            by_tokens = per_token * max(0.0, self._token_limit - sampled)
             left, growing = min((left, growing), (by_tokens, False))
         if limit is not None and limit <= left:
             left, growing = limit, False
-        elif self.token_limit is None and len(self._seconds) < FEW_STEPS and LENGTH in self._latest:  # it may change
-            growing = True
         at_least = "at least " if growing and left > 0 else ""
         return f"{at_least}{duration(left + self.closing_seconds)}"
 

@@ -181,8 +181,9 @@ class Sampler:
     # What its own thread does
 
     def _start_thread(self) -> None:
-        self._thread = threading.Thread(target=self._run, daemon=True, name="sampler")
-        self._thread.start()
+        thread = threading.Thread(target=self._run, daemon=True, name="sampler")
+        thread.start()  # which may fail; the next job then tries again
+        self._thread = thread
 
     def _run(self) -> None:
         """Step until `stop`.  A fault ends this thread and the unfinished jobs; another samples what waits."""
@@ -193,9 +194,11 @@ class Sampler:
             with self.changed:  # so that no job is left to a thread that ends
                 self._stepping, self._thread = False, None
                 self.changed.notify_all()
-                self._fail_open(error)
-                if self.waiting:
-                    self._start_thread()
+                try:
+                    self._fail_open(error)
+                finally:
+                    if self.waiting or self.num_open:
+                        self._start_thread()
             raise
 
     def _wait_to_step(self) -> bool:
@@ -264,8 +267,13 @@ class Sampler:
             if len(jobs) == 1:
                 jobs[0].fail(error)
             else:  # which changed nothing, so the others can start
-                for job in jobs:
-                    self._put([job])
+                left = deque(jobs)
+                try:
+                    while left:
+                        self._put([left.popleft()])
+                finally:  # after a fault the next thread starts those that are left
+                    with self.changed:
+                        self.waiting.extendleft(reversed(left))
             return
         except BaseException as error:
             for job in jobs:
@@ -324,10 +332,10 @@ class Sampler:
     def _close(self, settings: Request, error: BaseException | None = None) -> None:
         """Close a sampling; its jobs fail."""
         closed = self.open.pop(settings)
-        closed.sampling.close()
         for job in dict.fromkeys(closed.jobs.values()):
             if error is not None:
                 job.fail(error)
+        closed.sampling.close()
 
     def _fail_open(self, error: BaseException) -> None:
         for settings in list(self.open):

@@ -139,8 +139,9 @@ def time_lines(session: Session, first: CollectedStep, seconds: Mapping[str, flo
 
     def minutes_at(mean_length: float) -> tuple[float, float]:
         """Of steps and of evaluations, whose completions take as long as they have tokens."""
-        num_steps, tokens = config.run.num_steps, config.rollout.rollouts_per_step * mean_length
+        num_steps = config.run.num_steps
         if config.run.token_limit is not None:
+            tokens = first.num_sampled_tokens * mean_length / length
             num_steps = min(num_steps, math.ceil(config.run.token_limit / tokens))
         evaluated = completions_of_run(session.questions(), config.evaluation, num_steps)
         longer = mean_length / length / 60
@@ -153,7 +154,8 @@ def time_lines(session: Session, first: CollectedStep, seconds: Mapping[str, flo
         minutes = f"about {shortest:.1f} min with completions of {limit} tokens, which is their limit"
     ends = config.run.time_limit_minutes
     if ends is not None and ends < most:
-        steps = min(steps, ends)
+        share = min(1.0, ends / (steps + evaluations))
+        steps, evaluations = share * steps, share * evaluations
         minutes = f"{f'{shortest:.1f} to ' if shortest < ends else ''}{ends:g} min, and the evaluation after training"
     both = f"{steps:.1f} for steps{'' if whole_step else ' without their gradients'}, {evaluations:.1f} for evaluations"
     recorded = recorded_time(session.trained.run.recipe)

@@ -176,6 +176,7 @@ def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> R
             first = session.learner.credit(collected, harness.clock)  # so does one in a reference or a teacher
         planned = report.rl_plan_lines(session, None if first is None else first.collected, harness.clock.seconds)
         harness.start([*planned, *notes])
+        harness.progress.limit_tokens(state.sampled_tokens, run.token_limit)
         if not state.before:
             state.transcripts = measure(session, harness, "before")[1]
             if not start.resume:  # only now: a mistake in the evaluation does not cost an earlier run either
