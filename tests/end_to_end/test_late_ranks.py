@@ -20,6 +20,7 @@ sharding.can_be_sent = lambda model: {is_sent} and sent(model)
 load = new_model.load_policy_to_train
 
 def slowly(*given, **named):
+    print("slept", {seconds}, "s", flush=True)
     time.sleep({seconds})
     return load(*given, **named)
 
@@ -35,6 +36,7 @@ def slowly(sampling, seconds):
     if seconds < 100:  # of a share
         began.append(time.monotonic())
     if began and time.monotonic() - began[0] < {seconds}:
+        print("slept", {seconds}, "s", flush=True)
         time.sleep(0.5)
         raise SamplingTimeout("rank", seconds, 1)
     return take(sampling, seconds)
@@ -78,7 +80,8 @@ def slow_runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[End
 
 @pytest.mark.parametrize("name", SLOW)
 def test_a_rank_slower_than_the_timeout_is_waited_for(slow_runs: Mapping[str, list[Ended]], name: str) -> None:
-    ended = slow_runs[name]
+    ended, slow = slow_runs[name], SLOW[name][0]
+    assert f"slept {1.5 * SECONDS} s" in ended[slow].out
     assert [each.code for each in ended] == [0, 0], ended[0].err + ended[1].err
 
 

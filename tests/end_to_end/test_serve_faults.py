@@ -77,12 +77,12 @@ def test_a_fault_of_one_of_several_requests_leaves_the_others(monkeypatch: pytes
     monkeypatch.setattr(InProcessSampling, "put", put_alone)
     sampler = Sampler(InProcessEngine(load_policy(ModelOptions())))
     request = Request(sampling=SamplingParams(), key=StreamKey(0, "test", 0))
-    sampler.pause()
-    jobs = [
-        sampler.submit(request, [Continuation(prefix=(1, 2, 3), draw=draw, sample=0, limit=2)]) for draw in range(3)
-    ]
-    sampler.resume()
-    with pytest.raises(KeyError):
-        jobs[0].result.result(30)
-    assert [len(job.result.result(30)[0].tokens) for job in jobs[1:]] == [2, 2]
-    sampler.stop()
+    prompts = [[Continuation(prefix=(1, 2, 3), draw=draw, sample=0, limit=2)] for draw in range(3)]
+    try:
+        with sampler.hands_off():
+            jobs = [sampler.submit(request, each) for each in prompts]
+        with pytest.raises(KeyError):
+            jobs[0].result.result(30)
+        assert [len(job.result.result(30)[0].tokens) for job in jobs[1:]] == [2, 2]
+    finally:
+        sampler.stop()

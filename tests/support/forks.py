@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def fork_context() -> ForkServerContext:
-    """The same for every test: the first that uses it starts the server, and what later ones ask for is not loaded."""
+    """One server for all tests.  It loads its modules when it starts; modules that are named later are not loaded."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.preloaded"])
     with contextlib.chdir(ROOT):  # from any other folder the module is not found, and nothing is said

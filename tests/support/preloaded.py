@@ -1,4 +1,4 @@
-"""What processes of tests are forked from (`forks`).  It has started no thread, and computed nothing with tensors."""
+"""What forks of tests begin with (`forks`).  It starts no thread and computes nothing with tensors."""
 
 import gc
 
@@ -24,4 +24,4 @@ for kind in (Config, DpoConfig, RewardModelConfig, SftConfig):
     checked_sections(kind, merge([]))
 get_checkpoint_conversion_mapping("qwen3")
 gc.collect()
-gc.freeze()  # else every process collects again what it was forked with
+gc.freeze()  # else the garbage collection of every fork goes through all of this

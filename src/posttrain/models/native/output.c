@@ -3,8 +3,8 @@
  *     log p(y) = z_y / T - log sum_v exp(z_v / T),  z = W . h
  *     d log p(y) / d z_v = ([v = y] - p_v) / T
  *
- * Tokens lie side by side in a vector, so that W is read as it is.  A few hundred logits of each token are in memory at a
- * time; the backward pass computes them again.  Each sum runs in an order that does not depend on the threads. */
+ * A vector holds one number of several tokens, so that W is read as it is stored.  A thread keeps SOME_LOGITS of each of its
+ * tokens; the backward pass computes them again.  Each sum runs in an order that does not depend on the threads. */
 #include "kernel.h"
 
 enum { SIDE = 4 * PANEL, TOGETHER = 256, SOME_LOGITS = 96, MOST_PARTS = 32 };
